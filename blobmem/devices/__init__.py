@@ -1,0 +1,85 @@
+"""Devices: where bytes live and layers compute. `get` makes one from a word, `default` is what `device=None` means."""
+
+from __future__ import annotations
+
+import re
+
+from blobmem.devices.base import Device, Event, Statistics, Stream
+from blobmem.devices.host import HOST, HostDevice
+from blobmem.devices.pages import Pages
+from blobmem.devices.simulated import SimulatedDevice
+from blobmem.errors import DeviceError
+
+__all__ = [
+    "HOST",
+    "Device",
+    "Event",
+    "HostDevice",
+    "Pages",
+    "SimulatedDevice",
+    "Statistics",
+    "Stream",
+    "default",
+    "get",
+    "parse_bytes",
+    "set_default",
+]
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGTP", start=1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}IB"] = 1024**_power
+
+_default: Device = HOST
+
+
+def parse_bytes(text: str | int) -> int:
+    """A number of bytes from "8GiB", "1.5 GB", "512KiB", "123456"; ValueError says what is accepted.
+
+    KB, MB, GB, TB, PB are powers of 1000; KiB, MiB, GiB, TiB, PiB powers of 1024; upper and lower case alike.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    unit = match and _UNITS.get(match[2].upper())
+    if not match or not unit:
+        raise ValueError(f"{str(text)!r} is not a number of bytes; write for instance 8GiB, 1.5GB, 512KiB or 123456")
+    whole, _, fraction = match[1].partition(".")
+    scale = 10 ** len(fraction)
+    value, rest = divmod(int(whole + fraction) * unit, scale)
+    if rest and unit == 1:
+        raise ValueError(f"{str(text)!r} is not a whole number of bytes; write for instance {value} or {match[1]}MiB")
+    return value
+
+
+def get(spec: str | Device) -> Device:
+    """The device that `spec` names: "cpu", "simulated", or "simulated:BYTES" as in "simulated:8GiB".
+
+    A Device is returned as it is; each "simulated" is a new device. DeviceError for anything else.
+    """
+    if isinstance(spec, Device):
+        return spec
+    kind, colon, rest = str(spec).partition(":")
+    if kind == "cpu" and not colon:
+        return HOST
+    if kind == "simulated":
+        try:
+            capacity = parse_bytes(rest) if colon else None
+        except ValueError as error:
+            raise DeviceError(f"device {spec!r}: {error}") from None
+        if capacity == 0:
+            raise DeviceError(f"device {spec!r}: a device needs at least one byte; write for instance simulated:8GiB")
+        return SimulatedDevice(capacity)
+    known = "cpu, simulated or simulated:BYTES (as in simulated:8GiB)"
+    if kind in ("cuda", "gpu"):
+        raise DeviceError(f"device {spec!r}: this version has no CUDA device yet; use {known}")
+    raise DeviceError(f"device {spec!r} is not known; use {known}")
+
+
+def default() -> Device:
+    """The device that `device=None` means; the host until `set_default`."""
+    return _default
+
+
+def set_default(device: Device | str) -> None:
+    """Let `device=None` mean this device (or its word) from now on; memories made before keep theirs."""
+    global _default
+    _default = get(device)

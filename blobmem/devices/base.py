@@ -1,0 +1,206 @@
+"""What a device is: the calls by which everything above allocates, copies, orders and counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blobmem.errors import OutOfDeviceMemory
+
+
+@dataclasses.dataclass
+class Statistics:
+    """What a device holds and has been asked to do since it was made. Bytes are exact, before any rounding.
+
+    Calls that failed are not counted; copies given to a stream are counted when they are queued.
+    """
+
+    bytes_held: int = 0
+    peak_bytes: int = 0
+    allocations: int = 0
+    grows: int = 0
+    shrinks: int = 0
+    frees: int = 0
+    moves: int = 0
+    htod_copies: int = 0
+    htod_bytes: int = 0
+    dtoh_copies: int = 0
+    dtoh_bytes: int = 0
+    dtod_copies: int = 0
+    dtod_bytes: int = 0
+    memsets: int = 0
+
+    @property
+    def allocator_calls(self) -> int:
+        """Calls that reached the allocator: allocations, grows, shrinks and frees."""
+        return self.allocations + self.grows + self.shrinks + self.frees
+
+    def snapshot(self) -> Statistics:
+        """A copy as of now."""
+        return dataclasses.replace(self)
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from what is held now."""
+        self.peak_bytes = self.bytes_held
+
+    def __sub__(self, earlier: Statistics) -> Statistics:
+        """What happened since the snapshot `earlier`, field by field (differences of the two byte levels, too)."""
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(earlier)
+        return Statistics(*(a - b for a, b in zip(mine, theirs, strict=True)))
+
+
+class Event(ABC):
+    """A point in a stream's work."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether all work queued before the point has finished; never waits."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+class Stream(ABC):
+    """A queue of device work that runs in order."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all work queued so far."""
+
+    @abstractmethod
+    def record(self) -> Event:
+        """An event at the present end of the queue."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Let work queued here from now on run only after `event`. Returns at once."""
+
+
+class Device(ABC):
+    """A place where device-side bytes live and layers compute.
+
+    Addresses are plain integers, never 0; sizes are in bytes. A call given a stream is queued on it and may run at any
+    later time up to the stream's next wait; without one it has finished when it returns.
+
+    Attributes:
+        name: how messages call the device.
+        is_host: True when there is no device side at all.
+        compute: False when the device only counts, and no arithmetic may be asked of it.
+        statistics: what it holds and has done.
+    """
+
+    name: str = "device"
+    is_host: bool = False
+    compute: bool = True
+
+    def __init__(self) -> None:
+        self.statistics = Statistics()
+        self._postponed: deque[Callable[[], None]] = deque()
+
+    @abstractmethod
+    def allocate(self, nbytes: int, label: str = "") -> int:
+        """The address of `nbytes` > 0 fresh bytes of undefined contents; OutOfDeviceMemory when there is no room."""
+
+    @abstractmethod
+    def grow(self, address: int, old: int, new: int) -> int:
+        """Make an allocation of `old` bytes `new` bytes large, contents kept; the address it then has.
+
+        In place where `grows_in_place` says so; else it moves, which needs room for both, and the old address is
+        freed. OutOfDeviceMemory when there is no room; then nothing has changed.
+        """
+
+    @abstractmethod
+    def shrink(self, address: int, old: int, new: int) -> None:
+        """Give back all but the first `new` > 0 of an allocation's `old` bytes; it does not move."""
+
+    @abstractmethod
+    def free(self, address: int) -> None:
+        """Give an allocation back."""
+
+    @abstractmethod
+    def grows_in_place(self, address: int, new: int) -> bool:
+        """Whether growing the allocation to `new` bytes would leave it where it is."""
+
+    @abstractmethod
+    def relabel(self, address: int, label: str) -> None:
+        """Change the name under which `holders` and messages list an allocation."""
+
+    @abstractmethod
+    def memcpy_htod(self, address: int, array: Any, stream: Stream | None = None) -> None:
+        """Copy a contiguous host array to `address`."""
+
+    @abstractmethod
+    def memcpy_dtoh(self, array: Any, address: int, stream: Stream | None = None) -> None:
+        """Copy `array.nbytes` bytes at `address` into a contiguous, writable host array."""
+
+    @abstractmethod
+    def memcpy_dtod(self, dst: int, src: int, nbytes: int, stream: Stream | None = None) -> None:
+        """Copy `nbytes` bytes within the device; the two ranges do not overlap."""
+
+    @abstractmethod
+    def memset(self, address: int, value: int, nbytes: int, stream: Stream | None = None) -> None:
+        """Set `nbytes` bytes to `value` (0 to 255)."""
+
+    @abstractmethod
+    def create_stream(self) -> Stream:
+        """A new stream."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for everything on every stream."""
+
+    @abstractmethod
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+
+    @abstractmethod
+    def holders(self) -> list[tuple[str, int]]:
+        """(label, bytes) of every live allocation, largest first."""
+
+    @abstractmethod
+    def as_array(self, address: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
+        """An array object over device bytes that this device's ops compute on; DeviceError if `compute` is False."""
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """Run `call`, which may use the device, as soon as no call to the device is under way in this thread.
+
+        For finalizers: the garbage collector may run one in the middle of a device call, which it must not enter.
+        """
+        self._postponed.append(call)
+        self._run_postponed()
+
+    def _run_postponed(self) -> None:
+        while self._postponed:
+            try:
+                call = self._postponed.popleft()
+            except IndexError:  # another thread took it
+                return
+            call()
+
+
+def readable_bytes(nbytes: int) -> str:
+    """`nbytes` for people: in MiB, or in bytes where that would round to nothing."""
+    return f"{nbytes / 2**20:.1f} MiB" if abs(nbytes) >= 2**20 // 10 else f"{nbytes} bytes"
+
+
+def out_of_memory(device: Device, requested: int, label: str, what: str, why: str = "") -> OutOfDeviceMemory:
+    """The OutOfDeviceMemory to raise for `requested` bytes that `device` has no room for.
+
+    `what` continues "... asked for LABEL", `why` adds a remark at the end.
+    """
+    free, total = device.memory_info()
+    holders = device.holders()
+    largest = ", ".join(f"{name or 'unnamed'} {readable_bytes(nbytes)}" for name, nbytes in holders[:5]) or "none"
+    message = (
+        f"{device.name} device: {readable_bytes(requested)} asked for {label or 'unnamed'!r}{what}, "
+        f"{readable_bytes(free)} of {readable_bytes(total)} free; largest holders: {largest}"
+        f"{why}. Use smaller batches, share blobs between nets, or trim what is no longer needed"
+    )
+    return OutOfDeviceMemory(message, requested, free, total, holders)
