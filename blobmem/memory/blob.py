@@ -1,0 +1,436 @@
+"""Blob: an N-dimensional array with a gradient, over views that may share their memory with other blobs."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blobmem.errors import NetError, SharedBlobError
+from blobmem.memory.synced import SyncedMemory
+from blobmem.memory.views import Intent, Side, View
+from blobmem.proto import caffe_pb2
+from blobmem.proto.arrays import blob_array, blob_shape, fill_blob, shape_matches
+
+if TYPE_CHECKING:
+    from blobmem.devices import Device
+
+MAX_AXES = 32
+_MAX_BYTES = 1 << 46
+
+
+def _checked_shape(shape: Iterable[Any], itemsize: int) -> tuple[int, ...]:
+    dims = tuple(int(d) for d in shape)
+    if len(dims) > MAX_AXES:
+        raise ValueError(f"a blob has at most {MAX_AXES} axes, got {len(dims)}")
+    if any(d < 0 for d in dims):
+        raise ValueError(f"the dimensions of a blob cannot be negative, got {dims}")
+    if math.prod(dims) * itemsize > _MAX_BYTES:
+        raise ValueError(f"a blob of shape {dims} would take more than {_MAX_BYTES >> 40} TiB")
+    return dims
+
+
+class _Half:
+    """One of a blob's two arrays: its view, and the arrays last handed out over it.
+
+    An array is handed out again while its memory's pages are the same, and without any check while its epoch is.
+    """
+
+    __slots__ = ("array", "epoch", "frozen", "frozen_epoch", "version", "view")
+
+    def __init__(self, view: View) -> None:
+        self.rebind(view)
+
+    def rebind(self, view: View) -> None:
+        self.view = view
+        self.array: Any = None
+        self.epoch = -1
+        self.frozen: Any = None
+        self.frozen_epoch = -1
+        self.version = -1
+
+
+class Blob:
+    """An N-dimensional array, `data`, and its gradient, `diff`, each a view of a SyncedMemory.
+
+    Args:
+        *shape: dimensions, as integers or one sequence. No dimension at all is a scalar.
+        dtype: any NumPy float or integer type; float32 by default.
+        device: where the device side lives; the default device when None.
+        name: used for allocations and in messages.
+
+    Nothing is allocated before it is first touched. Raises TypeError for a dtype that is neither float nor
+    integer, ValueError for a negative dimension or more than 32 axes.
+    """
+
+    __slots__ = ("__weakref__", "_count", "_data", "_diff", "_shape", "device", "dtype", "name", "owner")
+
+    def __init__(self, *shape: Any, dtype: Any = np.float32, device: Device | None = None, name: str = "") -> None:
+        self.dtype = np.dtype(dtype)
+        if self.dtype.kind not in "fiu":
+            raise TypeError(f"a blob holds floats or integers, not {self.dtype}")
+        self.name = name
+        self.owner: Any = None
+        self._shape = _checked_shape(_flat(shape), self.dtype.itemsize)
+        self._count = math.prod(self._shape)
+        memory = SyncedMemory(0, device, name=name)
+        self.device: Device = memory.device
+        self._data = _Half(memory.view(0, self.nbytes))
+        self._diff: _Half | None = None
+
+    # ---------------------------------------------------------------- shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def num_axes(self) -> int:
+        return len(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `data` (and, as many again, of `diff`)."""
+        return self._count * self.dtype.itemsize
+
+    def canonical_axis(self, axis: int) -> int:
+        """The axis counted from the front; negative ones count from the back. Raises IndexError outside."""
+        if not -len(self._shape) <= axis < len(self._shape):
+            raise IndexError(f"axis {axis} is out of range for {self.describe()}")
+        return axis % len(self._shape)
+
+    def count(self, start: int = 0, end: int | None = None) -> int:
+        """Number of elements over axes [start, end); all of them by default. Negative axes count from the back."""
+        axes = len(self._shape)
+        first, last, _ = slice(start, end).indices(axes)
+        if not -axes <= start <= axes or (end is not None and not -axes <= end <= axes) or first > last:
+            raise IndexError(f"axes [{start}, {end}) are out of range for {self.describe()}")
+        return math.prod(self._shape[first:last])
+
+    def offset(self, *indices: Any) -> int:
+        """Position, in elements, of the element at the given indices; missing ones are 0. Raises IndexError."""
+        index = tuple(_flat(indices))
+        if len(index) > len(self._shape):
+            raise IndexError(f"{len(index)} indices for {self.describe()}")
+        position = 0
+        for axis, dim in enumerate(self._shape):
+            i = index[axis] if axis < len(index) else 0
+            if not 0 <= i < dim:
+                raise IndexError(f"index {i} is out of range for axis {axis} of {self.describe()}")
+            position = position * dim + i
+        return position
+
+    def _legacy(self, axis: int) -> int:
+        if len(self._shape) > 4:
+            raise ValueError(f"{self.describe()} has more than the 4 axes that num, channels, height and width name")
+        return self._shape[axis] if axis < len(self._shape) else 1
+
+    num = property(lambda self: self._legacy(0), doc="Caffe's name for axis 0 (1 if absent).")
+    channels = property(lambda self: self._legacy(1), doc="Caffe's name for axis 1 (1 if absent).")
+    height = property(lambda self: self._legacy(2), doc="Caffe's name for axis 2 (1 if absent).")
+    width = property(lambda self: self._legacy(3), doc="Caffe's name for axis 3 (1 if absent).")
+
+    def reshape(self, *shape: Any) -> None:
+        """Give the blob another shape, larger or smaller; whoever shares its memory keeps sharing it.
+
+        Bytes keep their places; memory grows when it is next touched beyond its capacity.
+        """
+        dims = _checked_shape(_flat(shape), self.dtype.itemsize)
+        if dims == self._shape:
+            return
+        self._shape = dims
+        self._count = math.prod(dims)
+        for half in (self._data, self._diff):
+            if half is not None:
+                half.rebind(half.view.memory.view(half.view.offset, self.nbytes))
+
+    def reshape_like(self, other: Blob) -> None:
+        """Take the other blob's shape."""
+        self.reshape(other.shape)
+
+    # ---------------------------------------------------------------- where the bytes are
+
+    @property
+    def data_view(self) -> View:
+        """The view that `data` is."""
+        return self._data.view
+
+    @property
+    def has_diff(self) -> bool:
+        """Whether anybody has asked for the gradient yet."""
+        return self._diff is not None
+
+    @property
+    def diff_view(self) -> View:
+        """The view that `diff` is."""
+        return self._diff_half().view
+
+    def _diff_half(self) -> _Half:
+        if self._diff is None:
+            memory = SyncedMemory(0, self.device, name=f"{self.name}.diff" if self.name else "")
+            self._diff = _Half(memory.view(0, self.nbytes))
+        return self._diff
+
+    def share_data(self, other: Blob) -> None:
+        """Use the other blob's memory for `data`. Shapes may differ, and either may be reshaped later."""
+        self._bind(self._data, other.data_view, other.device)
+
+    def share_diff(self, other: Blob) -> None:
+        """Use the other blob's memory for `diff`. Shapes may differ, and either may be reshaped later."""
+        self._bind(self._diff_half(), other.diff_view, other.device)
+
+    def unshare_data(self) -> None:
+        """Stop sharing `data`: from now on in a memory of its own, with the bytes it had."""
+        self._leave(self._data, self.name)
+
+    def unshare_diff(self) -> None:
+        """Stop sharing `diff`: from now on in a memory of its own, with the bytes it had."""
+        self._leave(self._diff_half(), f"{self.name}.diff")
+
+    def bind_data(self, memory: SyncedMemory, offset: int = 0) -> None:
+        """Put `data` at an offset (bytes, a multiple of 512) of a memory; what a plan does."""
+        self._bind(self._data, memory.view(offset, self.nbytes), memory.device)
+
+    def bind_diff(self, memory: SyncedMemory, offset: int = 0) -> None:
+        """Put `diff` at an offset (bytes, a multiple of 512) of a memory; what a plan does."""
+        self._bind(self._diff_half(), memory.view(offset, self.nbytes), memory.device)
+
+    def _bind(self, half: _Half, view: View, device: Device) -> None:
+        if device is not self.device:
+            raise ValueError(f"{self.describe()} lives on {self.device.name}, not on {device.name}: they cannot share")
+        old = half.view
+        # the same place keeps the same view, which is what bound schedules recognise
+        if (old.memory, old.offset, old.nbytes) != (view.memory, view.offset, self.nbytes):
+            half.rebind(view.memory.view(view.offset, self.nbytes))
+
+    def _leave(self, half: _Half, name: str) -> None:
+        old = half.view
+        half.rebind(SyncedMemory(0, self.device, name=name).view(0, self.nbytes))
+        if not old.memory.is_zero(old.offset, old.nbytes):
+            _copy(old, half.view)
+
+    # ---------------------------------------------------------------- access
+
+    @property
+    def data(self) -> np.ndarray:
+        """Writable host array over the data, in the blob's shape. Counts as a host write, as in Caffe."""
+        half = self._data
+        if half.epoch == half.view.memory.epoch:
+            return half.array
+        return self._writable(half, Intent.WRITE)
+
+    @property
+    def diff(self) -> np.ndarray:
+        """Writable host array over the gradient, in the blob's shape. Counts as a host write, as in Caffe."""
+        half = self._diff
+        if half is not None and half.epoch == half.view.memory.epoch:
+            return half.array
+        return self._writable(self._diff_half(), Intent.WRITE)
+
+    def cpu_data(self) -> np.ndarray:
+        """Read-only host array of the data; leaves a copy on the device valid."""
+        return self._frozen(self._data)
+
+    def cpu_diff(self) -> np.ndarray:
+        """Read-only host array of the gradient; leaves a copy on the device valid."""
+        return self._frozen(self._diff_half())
+
+    def mutable_cpu_data(self) -> np.ndarray:
+        """Writable host array of the data; the same as `data`."""
+        return self.data
+
+    def mutable_cpu_diff(self) -> np.ndarray:
+        """Writable host array of the gradient; the same as `diff`."""
+        return self.diff
+
+    def gpu_data(self) -> int:
+        """Device address of the data, for reading. Raises DeviceError without a device."""
+        return self._address(self._data, Intent.READ)
+
+    def gpu_diff(self) -> int:
+        """Device address of the gradient, for reading. Raises DeviceError without a device."""
+        return self._address(self._diff_half(), Intent.READ)
+
+    def mutable_gpu_data(self) -> int:
+        """Device address of the data, for reading and writing; the host side is stale afterwards."""
+        return self._address(self._data, Intent.WRITE)
+
+    def mutable_gpu_diff(self) -> int:
+        """Device address of the gradient, for reading and writing; the host side is stale afterwards."""
+        return self._address(self._diff_half(), Intent.WRITE)
+
+    def _check_owner(self, view: View) -> None:
+        writer = view.memory.writer
+        if writer is not None and self.owner is not None and writer is not self.owner:
+            raise SharedBlobError(
+                f"blob '{self.name}' of {self.owner} was overwritten by {writer}, which shares its memory: "
+                f"run {self.owner} again before reading it, or build the nets with share=False (--no-share)"
+            )
+
+    def _writable(self, half: _Half, intent: Intent) -> np.ndarray:
+        view = half.view
+        self._check_owner(view)
+        memory = view.memory
+        memory.access(Side.HOST, view.offset, view.nbytes, intent)
+        if half.array is None or half.version != memory.version:
+            half.array = memory.host_array(view.offset, self._shape, self.dtype)
+            half.version = memory.version
+        half.epoch = memory.epoch
+        return half.array
+
+    def touch_if_held(self) -> None:
+        """Count a host write of the data if somebody still holds a writable array over it."""
+        half = self._data
+        if half.array is not None and sys.getrefcount(half.array) > 2:
+            self._writable(half, Intent.WRITE)
+            return
+        half.array, half.epoch = None, -1
+        if half.view.memory.lent(half.view.offset, half.view.nbytes, writeable=True):
+            self._writable(half, Intent.WRITE)
+
+    def _frozen(self, half: _Half) -> np.ndarray:
+        view = half.view
+        memory = view.memory
+        if half.frozen_epoch != memory.epoch:
+            self._check_owner(view)
+            memory.access(Side.HOST, view.offset, view.nbytes, Intent.READ)
+            half.frozen = memory.host_array(view.offset, self._shape, self.dtype, writeable=False)
+            half.frozen_epoch = memory.epoch
+        return half.frozen
+
+    def _address(self, half: _Half, intent: Intent) -> int:
+        view = half.view
+        self._check_owner(view)
+        return view.memory.access(Side.DEVICE, view.offset, view.nbytes, intent)
+
+    # ---------------------------------------------------------------- arithmetic, where the bytes are
+
+    def _resident(self, view: View, intent: Intent) -> Any:
+        """An array over the view on the side that holds it, so that arithmetic moves no byte."""
+        self._check_owner(view)
+        memory = view.memory
+        side = memory.resident_side(view.offset, view.nbytes)
+        address = memory.access(side, view.offset, view.nbytes, intent)
+        if side is Side.DEVICE:
+            return self.device.as_array(address, self._shape, self.dtype)
+        return memory.host_array(view.offset, self._shape, self.dtype, lend=False)
+
+    def asum_data(self) -> float:
+        """Sum of the absolute values of the data."""
+        return float(np.abs(self._resident(self.data_view, Intent.READ)).sum(dtype=np.float64))
+
+    def asum_diff(self) -> float:
+        """Sum of the absolute values of the gradient."""
+        return float(np.abs(self._resident(self.diff_view, Intent.READ)).sum(dtype=np.float64))
+
+    def sumsq_data(self) -> float:
+        """Sum of the squares of the data."""
+        return _sumsq(self._resident(self.data_view, Intent.READ))
+
+    def sumsq_diff(self) -> float:
+        """Sum of the squares of the gradient."""
+        return _sumsq(self._resident(self.diff_view, Intent.READ))
+
+    def scale_data(self, factor: float) -> None:
+        """Multiply the data by a factor."""
+        array = self._resident(self.data_view, Intent.WRITE)
+        np.multiply(array, factor, out=array, casting="unsafe")
+
+    def scale_diff(self, factor: float) -> None:
+        """Multiply the gradient by a factor."""
+        array = self._resident(self.diff_view, Intent.WRITE)
+        np.multiply(array, factor, out=array, casting="unsafe")
+
+    def update(self) -> None:
+        """data -= diff."""
+        data_side = self.data_view.memory.resident_side(self.data_view.offset, self.nbytes)
+        array = self._resident(self.data_view, Intent.WRITE)
+        view = self.diff_view
+        address = view.memory.access(data_side, view.offset, view.nbytes, Intent.READ)
+        if data_side is Side.DEVICE:
+            diff = self.device.as_array(address, self._shape, self.dtype)
+        else:
+            diff = view.memory.host_array(view.offset, self._shape, self.dtype, lend=False)
+        np.subtract(array, diff, out=array)
+
+    def copy_from(self, source: Blob, copy_diff: bool = False, reshape: bool = False) -> None:
+        """Copy the source's data, or with copy_diff its gradient. ValueError if shapes differ, unless reshape."""
+        if source.shape != self._shape:
+            if not reshape:
+                raise ValueError(f"cannot copy {source.describe()} into {self.describe()}: pass reshape=True to resize")
+            self.reshape(source.shape)
+        if source.dtype != self.dtype:
+            target = self.diff if copy_diff else self.data
+            target[...] = source.cpu_diff() if copy_diff else source.cpu_data()
+            return
+        _copy(source.diff_view, self.diff_view) if copy_diff else _copy(source.data_view, self.data_view)
+
+    # ---------------------------------------------------------------- files
+
+    def from_proto(self, proto: Any, reshape: bool = True) -> None:
+        """Take shape, data and (if present) gradient from a BlobProto, in float or double, legacy shapes included.
+
+        Raises NetError (a ValueError) if the message's values do not fill its shape or, without reshape, its shape is
+        another one. Nothing changes then.
+        """
+        data, diff = blob_array(proto), blob_array(proto, diff=True)
+        shape = blob_shape(proto)
+        if data is None and 0 not in shape:
+            raise NetError(f"an array of shape {shape} without values")
+        if reshape:
+            self.reshape(shape)
+        elif not shape_matches(proto, self._shape):
+            raise NetError(f"{self.describe()} cannot take values of shape {shape}")
+        if data is not None:
+            self._replace(self._data, data)
+        if diff is not None:
+            self._replace(self._diff_half(), diff)
+
+    def _replace(self, half: _Half, values: np.ndarray) -> None:
+        self._writable(half, Intent.OVERWRITE)[...] = values.reshape(self._shape)
+
+    def to_proto(self, write_diff: bool = False) -> Any:
+        """A BlobProto with the shape and the values (double for float64, float otherwise), the gradient if asked."""
+        proto = caffe_pb2.BlobProto()
+        fill_blob(proto, self.cpu_data())
+        if write_diff:
+            fill_blob(proto, self.cpu_diff(), diff=True)
+        return proto
+
+    # ---------------------------------------------------------------- for people
+
+    def describe(self) -> str:
+        dims = " x ".join(map(str, self._shape)) or "scalar"
+        return f"blob '{self.name}' ({dims})" if self.name else f"a blob ({dims})"
+
+    def __repr__(self) -> str:
+        return f"Blob({', '.join(map(str, self._shape))}, dtype={self.dtype}, name={self.name!r})"
+
+
+def _flat(shape: Sequence[Any]) -> Sequence[Any]:
+    """The dimensions, whether given one by one or as one sequence."""
+    if len(shape) == 1 and not np.isscalar(shape[0]) and np.ndim(shape[0]) == 1:
+        return tuple(shape[0])
+    return shape
+
+
+def _sumsq(array: np.ndarray) -> float:
+    return float(np.square(array, dtype=np.float64).sum())
+
+
+def _copy(source: View, target: View) -> None:
+    """Copy bytes on the side that holds the source's; every byte of the target is replaced."""
+    if source.memory is target.memory and source.offset == target.offset:
+        return
+    side = source.memory.resident_side(source.offset, source.nbytes)
+    if target.memory.device is not source.memory.device:
+        side = Side.HOST
+    if side is Side.DEVICE:
+        address = source.gpu_data()
+        target.memory.device.memcpy_dtod(target.gpu_data(Intent.OVERWRITE), address, source.nbytes)
+    else:
+        values = source.cpu_data()
+        target.cpu_data(Intent.OVERWRITE)[...] = values

@@ -1,0 +1,433 @@
+"""SyncedMemory: one logical run of bytes that may live on the host, on a device, or both."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import blobmem.memory as package
+from blobmem import devices
+from blobmem.devices.base import Device, Stream
+from blobmem.devices.pages import Pages
+from blobmem.errors import BlobmemError, DeviceError
+from blobmem.memory.device_side import DeviceSide, Flight
+from blobmem.memory.extents import ZERO, Extents
+from blobmem.memory.host_side import HostSide
+from blobmem.memory.views import HEADS, Head, Intent, Side, View, intent_of
+
+_HOST, _DEVICE, _BOTH = 1, 2, 3
+_HOST_SIDE = Side.HOST
+_READ, _OVERWRITE = Intent.READ, Intent.OVERWRITE
+
+
+class SyncedMemory:
+    """Bytes from 0 on without end, which read zero until written; each is kept on the host, on the device, or on both.
+
+    A byte written through any view on either side is what every view reads on either side, until it is written again.
+    Which side has the truth is known extent by extent, so that views of any size may share the memory. Nothing is
+    allocated before it is touched, and nothing copied that the other side has or that is about to be overwritten.
+
+    Args:
+        size: bytes that `cpu_data` and the other calls without a view are about.
+        device: the device, or its word ("simulated:8GiB"); None is `blobmem.devices.default()`.
+        name: what messages and the device's list of holders call it.
+
+    Attributes:
+        epoch: moves whenever repeating an access might matter. If an access was made at some epoch and the epoch is
+            still the same, making it again would do nothing and give the same address and pages.
+        version: moves when the host's pages or the device's address do.
+        writer: whatever `set_writer` was last given.
+        shared: a mark for those who share memories between nets; nothing here looks at it.
+    """
+
+    def __init__(self, size: int = 0, device: Device | str | None = None, name: str = "") -> None:
+        self._lock = threading.RLock()
+        self._size = _nonnegative("size", size)
+        self._name = name
+        self._device = devices.default() if device is None else devices.get(device)
+        self._extents = Extents()
+        self._host = HostSide()
+        self._far = DeviceSide(self._device)
+        self._views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
+        self.epoch = 0
+        self.version = 0
+        self.writer: Any = None
+        self.shared = False
+
+    @classmethod
+    def adopt(cls, array: np.ndarray, device: Device | str | None = None, name: str = "") -> SyncedMemory:
+        """A memory whose host side is `array` itself (C-contiguous and writable), of the array's size in bytes.
+
+        Touching it beyond that size detaches it into memory of its own, contents copied, with a UserWarning.
+        """
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise ValueError(
+                f"only a C-contiguous, writable array can be adopted; "
+                f"this one of shape {array.shape} is not: give np.ascontiguousarray(array), or array.copy()"
+            )
+        memory = cls(array.nbytes, device, name)
+        memory._host.adopt(array)
+        memory._extents.put(0, array.nbytes, _HOST)
+        return memory
+
+    # What it is
+
+    @property
+    def size(self) -> int:
+        """Bytes that the calls without a view are about."""
+        return self._size
+
+    def set_size(self, nbytes: int) -> None:
+        """Change `size`, freely up and down; no byte changes. TypeError, ValueError unless an integer from 0 on."""
+        self._size = _nonnegative("size", nbytes)
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        with self._lock:
+            self._name = name
+            if self._far.address:
+                self._device.relabel(self._far.address, name)
+
+    @property
+    def cpu_capacity(self) -> int:
+        """Bytes in use on the host; 0 before the first touch."""
+        return self._host.capacity
+
+    @property
+    def gpu_capacity(self) -> int:
+        """Bytes allocated on the device; 0 before the first touch."""
+        return self._far.capacity
+
+    @property
+    def head(self) -> Head:
+        """Where the newest of the first `size` bytes are; mixed if that differs among them."""
+        with self._lock:
+            bits = self._extents.at(0, self._size) if self._size else ZERO
+            return Head.MIXED if bits is None else HEADS[bits]
+
+    def is_zero(self, offset: int, nbytes: int) -> bool:
+        """Whether none of these bytes was written since the memory was made or they were last cleared."""
+        with self._lock:
+            return nbytes == 0 or self._extents.at(offset, offset + nbytes) == ZERO
+
+    def resident_side(self, offset: int, nbytes: int) -> Side:
+        """The side where these bytes can be used with the fewest copied; the device if both have them all."""
+        with self._lock:
+            count = [0, 0, 0, 0]
+            for start, stop, bits in self._extents.runs(offset, offset + nbytes):
+                count[bits] += stop - start
+        on_device = count[_DEVICE] + count[_BOTH] and count[_HOST] <= count[_DEVICE]
+        return Side.DEVICE if on_device else Side.HOST
+
+    def lent(self, offset: int, nbytes: int, writeable: bool = False) -> bool:
+        """Whether an array handed out over some of these bytes is still alive (a writable one, if so asked)."""
+        with self._lock:
+            return bool(self._host.lent(offset, offset + nbytes, writeable))
+
+    def __repr__(self) -> str:
+        return (
+            f"SyncedMemory({self._name!r}, size={self._size}, head={self.head}, cpu_capacity={self.cpu_capacity}, "
+            f"gpu_capacity={self.gpu_capacity}, device={self._device.name})"
+        )
+
+    # The calls without a view
+
+    def cpu_data(self) -> np.ndarray:
+        """The first `size` bytes on the host, to read: a read-only uint8 array."""
+        return self._cpu_data(_READ)
+
+    def mutable_cpu_data(self) -> np.ndarray:
+        """The first `size` bytes on the host, to read and write: a uint8 array. Counts as a write."""
+        return self._cpu_data(Intent.WRITE)
+
+    def _cpu_data(self, intent: Intent) -> np.ndarray:
+        size = self._size
+        self.access(_HOST_SIDE, 0, size, intent)
+        return self.host_array(0, (size,), np.uint8, intent is not _READ)
+
+    def gpu_data(self) -> int:
+        """The device address of the first `size` bytes, to read."""
+        return self.access(Side.DEVICE, 0, self._size, _READ) or 0
+
+    def mutable_gpu_data(self) -> int:
+        """The device address of the first `size` bytes, to read and write. Counts as a write."""
+        return self.access(Side.DEVICE, 0, self._size, Intent.WRITE) or 0
+
+    def view(self, offset: int, nbytes: int) -> View:
+        """The view of `nbytes` bytes from `offset`, a multiple of 512; it may reach beyond `size`."""
+        return View(self, offset, nbytes)
+
+    def register(self, view: View) -> None:
+        """Know of a view that is alive, for `trim`. Views call it themselves."""
+        with self._lock:
+            self._views[id(view)] = view
+
+    def set_writer(self, writer: Any) -> None:
+        """Remember who writes the bytes from now on."""
+        with self._lock:
+            if writer is not self.writer:
+                self.writer = writer
+                self.epoch += 1
+
+    # Access
+
+    def access(self, side: Side, offset: int, nbytes: int, intent: str, stream: Stream | None = None) -> Any:
+        """Make bytes [offset, offset + nbytes) right on one side for the intent, in one locked step.
+
+        READ and WRITE bring what the side lacks from the other side, or zero it; WRITE and OVERWRITE make this side
+        the only one that has the bytes.
+
+        Args:
+            side: which side will be used.
+            offset, nbytes: the bytes; capacity grows to hold them.
+            intent: "read", "write" or "overwrite".
+            stream: for the device, the stream whose work will use the bytes: it is ordered after whatever is in flight
+                over them, and later accesses are ordered after it. None: the caller uses them at once, and waits here.
+
+        Returns:
+            The device address of `offset` (0 if there is nothing and no byte is asked for); None for the host, whose
+            array `host_array` makes.
+
+        Raises:
+            OutOfDeviceMemory: there is no room; nothing has changed, and the same call succeeds once there is.
+            DeviceError: there is no device side, or a copy failed; what was brought before stays brought, and each
+                byte is still where it was.
+            BlobmemError: in debug mode, a late write.
+        """
+        with self._lock:
+            stop = offset + nbytes
+            bits = self._extents.at(offset, stop)
+            host = self._host
+            if side is _HOST_SIDE:
+                if (bits == _HOST or (bits == _BOTH and intent == _READ)) and host.seals is None:
+                    return None
+                self._access_host(offset, stop, intent_of(intent))
+                return None
+            far = self._far
+            if (bits == _DEVICE or (bits == _BOTH and intent == _READ)) and host.seals is None:
+                if stream is None and not far.flights:
+                    return far.address + offset
+                if far.is_settled(offset, stop, intent_of(intent) is not _READ, stream):
+                    return far.address + offset
+            return self._access_device(offset, stop, intent_of(intent), stream)
+
+    def _access_host(self, start: int, stop: int, intent: Intent) -> None:
+        if not self._range(start, stop):
+            return
+        self._grow_host(stop)
+        missing = [run for run in self._extents.runs(start, stop) if not run[2] & _HOST]
+        brings = intent is not _OVERWRITE
+        fetches = brings and any(bits == _DEVICE for _, _, bits in missing)
+        self._far.drop_finished()
+        if self._far.land_for_host(start, stop, intent is not _READ or bool(missing), fetches):
+            self.epoch += 1
+        if self._host.seals is not None:
+            self._host.verify(start, stop, self._name)
+            for a, b in [(start, stop)] if intent is not _READ else [(a, b) for a, b, _ in missing]:
+                self._host.release(a, b)
+        if brings:
+            for a, b, bits in missing:
+                self._bring_to_host(a, b, bits)
+        if intent is not _READ:
+            self._host.written(stop)
+            self._put(start, stop, _HOST)
+
+    def _bring_to_host(self, start: int, stop: int, bits: int) -> None:
+        if bits == _DEVICE:
+            self._device.memcpy_dtoh(self._host.bytes(start, stop), self._far.address + start)
+            self._host.written(stop)
+        elif self._device.compute:
+            self._host.zero(start, stop)
+        self._put(start, stop, bits | _HOST)
+
+    def _access_device(self, start: int, stop: int, intent: Intent, stream: Stream | None) -> int:
+        if not self._range(start, stop):
+            return self._far.address and self._far.address + start
+        self._grow_device(stop)
+        runs = list(self._extents.runs(start, stop))
+        missing = [run for run in runs if not run[2] & _DEVICE]
+        self._far.drop_finished()
+        if self._far.order(start, stop, intent is not _READ or bool(missing), stream):
+            self.epoch += 1
+        if self._host.seals is not None:
+            self._host.verify(start, stop, self._name)
+        if intent is not _OVERWRITE:
+            self._bring_to_device(missing, stream)
+        if intent is not _READ:
+            self._put(start, stop, _DEVICE)
+        if package.debug:
+            for a, b, bits in runs:
+                if bits == _HOST:
+                    self._host.seal(a, b)
+        if stream is not None and self._far.use(start, stop, intent is not _READ, stream):
+            self.epoch += 1
+        return self._far.address + start
+
+    def _bring_to_device(self, missing: Sequence[tuple[int, int, int]], stream: Stream | None) -> None:
+        queued = 0
+        try:
+            for a, b, bits in missing:
+                address = self._far.address + a
+                if bits == _HOST:
+                    self._device.memcpy_htod(address, self._host.bytes(a, b), stream)
+                else:
+                    self._device.memset(address, 0, b - a, stream)
+                queued = b
+                self._put(a, b, bits | _DEVICE)
+        finally:
+            if queued and stream is not None:
+                start = missing[0][0]
+                self._far.flights.append(Flight(start, queued, stream, stream.record(), reads_host=True, writes=True))
+
+    def async_gpu_push(self, stream: Stream) -> None:
+        """Queue on `stream` the copies that the device lacks of the first `size` bytes; both sides have them at once.
+
+        Whoever then writes them on the host, or uses them on the device, waits for the copies or comes after them.
+        OutOfDeviceMemory and DeviceError as for `access`.
+        """
+        with self._lock:
+            if self._size == 0:
+                return
+            self._grow_device(self._size)
+            missing = [run for run in self._extents.runs(0, self._size) if not run[2] & _DEVICE]
+            self._far.drop_finished()
+            for a, b, _ in missing:
+                if self._far.order(a, b, True, stream):
+                    self.epoch += 1
+            self._bring_to_device(missing, stream)
+            if package.debug:
+                for a, b, bits in missing:
+                    if bits == _HOST:
+                        self._host.seal(a, b)
+
+    def host_array(
+        self, offset: int, shape: Sequence[int], dtype: Any, writeable: bool = True, lend: bool = True
+    ) -> np.ndarray:
+        """A new array over the host's bytes from `offset`; no state changes, so `access` comes first.
+
+        With `lend` the memory knows of it, and of every view NumPy makes of it, while it is alive: see `lent`, `trim`
+        and the debug mode. BlobmemError if the bytes were never accessed on the host.
+        """
+        with self._lock:
+            return self._host.array(offset, shape, dtype, writeable, lend, self._name)
+
+    def clear(self, offset: int, nbytes: int) -> None:
+        """Let these bytes read zero from now on, on both sides; neither is touched until somebody reads them there."""
+        with self._lock:
+            if self._range(offset, offset + nbytes):
+                if self._host.seals is not None:
+                    self._host.verify(offset, offset + nbytes, self._name)
+                    self._host.release(offset, offset + nbytes)
+                self._put(offset, offset + nbytes, ZERO)
+
+    # Capacity
+
+    def reserve(self, side: Side, nbytes: int) -> None:
+        """Grow one side's capacity to at least `nbytes`; no state changes. OutOfDeviceMemory changes nothing."""
+        with self._lock:
+            if _nonnegative("capacity", nbytes):
+                self._grow_host(nbytes) if side is _HOST_SIDE else self._grow_device(nbytes)
+
+    def unreserve(self, side: Side, nbytes: int) -> None:
+        """Undo a `reserve`: give back one side's capacity beyond `nbytes`.
+
+        BlobmemError, and nothing has changed, if that side has bytes there, or an array is handed out over them.
+        """
+        with self._lock:
+            host, far = self._host, self._far
+            capacity = host.capacity if side is _HOST_SIDE else far.capacity
+            used = any(bits & side for _, _, bits in self._extents.runs(nbytes, capacity))
+            if used or (side is _HOST_SIDE and host.lent(nbytes, capacity)):
+                raise BlobmemError(
+                    f"cannot take back what memory {self._name!r} reserved beyond {nbytes} bytes: "
+                    f"it has been used since; trim gives back what no view needs"
+                )
+            if nbytes < capacity:
+                host.discard(nbytes) if side is _HOST_SIDE else far.shrink(nbytes)
+                self.version += nbytes == 0
+                self.epoch += 1
+
+    def trim(self) -> int:
+        """Give back, on both sides, what lies beyond the largest of `size` and every view alive; the bytes given back.
+
+        Waits for what is in flight. Bytes beyond read zero afterwards. An adopted array stays whole. BlobmemError, and
+        nothing has changed, if an array handed out over them is alive.
+        """
+        with self._lock:
+            views = [view.offset + view.nbytes for view in list(self._views.values())]
+            keep = max([self._size, self._host.adopted, *views])
+            before = self._host.capacity + self._far.capacity
+            if keep >= max(self._host.capacity, self._far.capacity):
+                return 0
+            for a, b in self._host.lent(keep, self._host.capacity):
+                raise BlobmemError(
+                    f"cannot trim memory {self._name!r} to {keep} bytes: an array handed out over its bytes {a} to {b} "
+                    f"is still alive. Drop it (or copy it), or keep a view over its bytes"
+                )
+            if self._far.land():
+                self.epoch += 1
+            if keep < self._far.capacity:
+                self._far.shrink(keep)
+                self.version += keep == 0
+            self._host.discard(keep)
+            if self._host.seals is not None:
+                self._host.release(keep, max(keep, before))
+            self._extents.put(keep, None, ZERO)
+            self.epoch += 1
+            return before - self._host.capacity - self._far.capacity
+
+    def _make_pages(self, nbytes: int) -> Pages:
+        return Pages(nbytes)  # a CUDA device will want to pin them
+
+    def _grow_host(self, nbytes: int) -> None:
+        host = self._host
+        if nbytes <= host.capacity:
+            return
+        if nbytes > host.reserved:
+            kept = [(a, b) for a, b, bits in self._extents.runs(0, host.capacity) if bits & _HOST]
+            self.version += host.move(self._make_pages(nbytes), kept, self._name)
+        host.grow(nbytes)
+        self.epoch += 1
+
+    def _grow_device(self, nbytes: int) -> None:
+        far = self._far
+        if nbytes <= far.capacity:
+            return
+        if self._device.is_host:
+            raise DeviceError(
+                f"memory {self._name!r} has no device side: it was made for the host alone. "
+                f"Make it with a device, for instance SyncedMemory(size, device='simulated')"
+            )
+        if not far.address:
+            weakref.finalize(self, self._device.when_idle, far.close).atexit = False
+        self.version += far.grow(nbytes, self._name)
+        self.epoch += 1
+
+    def _put(self, start: int, stop: int, bits: int) -> None:
+        if self._extents.put(start, stop, bits):
+            self.epoch += 1
+
+    def _range(self, start: int, stop: int) -> bool:
+        if start < 0 or stop < start:
+            raise ValueError(f"memory {self._name!r}: {stop - start} bytes at {start} is not a range of it")
+        return stop > start
+
+
+def _nonnegative(what: str, value: int) -> int:
+    value = operator.index(value)
+    if value < 0:
+        raise ValueError(f"a memory's {what} is 0 bytes or more, not {value}")
+    return value
