@@ -1,0 +1,124 @@
+"""What layers emit: calls of ops on the halves of blobs, with the intent of each access.
+
+A call says everything that a schedule, and every pass over it, has to know: what it reads, writes and overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from blobmem.memory import Intent, View
+from blobmem.memory.blob import Blob
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One half of a blob as a call uses it.
+
+    Attributes:
+        blob: whose data or gradient it is.
+        diff: the gradient instead of the data.
+        intent: read, write (part of it, or old values matter) or overwrite (all of it, old values do not matter).
+        shape: the shape in which the op sees it, as many elements; the blob's own when None.
+        accumulate: a parameter's gradient, added to unless it is known to be zero; the op is told by the keyword.
+    """
+
+    blob: Blob
+    diff: bool
+    intent: Intent
+    shape: tuple[int, ...] | None = None
+    accumulate: bool = False
+
+    @property
+    def view(self) -> View:
+        return self.blob.diff_view if self.diff else self.blob.data_view
+
+    @property
+    def op_shape(self) -> tuple[int, ...]:
+        return self.blob.shape if self.shape is None else self.shape
+
+
+def read(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:
+    """The blob's data, read."""
+    return Operand(blob, False, Intent.READ, shape)
+
+
+def read_diff(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:
+    """The blob's gradient, read."""
+    return Operand(blob, True, Intent.READ, shape)
+
+
+def write(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:
+    """The blob's data, updated: its old values matter."""
+    return Operand(blob, False, Intent.WRITE, shape)
+
+
+def write_diff(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:
+    """The blob's gradient, updated: its old values matter."""
+    return Operand(blob, True, Intent.WRITE, shape)
+
+
+def overwrite(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:
+    """The blob's data, all of it replaced."""
+    return Operand(blob, False, Intent.OVERWRITE, shape)
+
+
+def overwrite_diff(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:
+    """The blob's gradient, all of it replaced."""
+    return Operand(blob, True, Intent.OVERWRITE, shape)
+
+
+def accumulate_diff(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:
+    """A parameter's gradient, added to; overwritten where it is known to be zero."""
+    return Operand(blob, True, Intent.WRITE, shape, accumulate=True)
+
+
+@dataclass(slots=True)
+class Call:
+    """One step of a schedule.
+
+    Attributes:
+        op: the name of an op, or a function of the host (a data source) called like one.
+        operands: in the op's order; None for an absent one.
+        attributes: the op's keywords.
+        once: runs again only after one of its operands moved (constant fillers, loss weights).
+        layer: the index of the layer that emitted it, and its name; the net fills them in.
+    """
+
+    op: str | Callable[..., Any]
+    operands: tuple[Operand | None, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    once: bool = False
+    layer: int = -1
+    layer_name: str = ""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it runs on the host whatever the device."""
+        return not isinstance(self.op, str)
+
+    def present(self) -> Iterator[Operand]:
+        """The operands that are not absent."""
+        return (operand for operand in self.operands if operand is not None)
+
+    @property
+    def reads(self) -> list[View]:
+        """Views whose old bytes the call uses."""
+        return [operand.view for operand in self.present() if operand.intent is not Intent.OVERWRITE]
+
+    @property
+    def writes(self) -> list[View]:
+        """Views that the call changes, wholly or in part."""
+        return [operand.view for operand in self.present() if operand.intent is not Intent.READ]
+
+    @property
+    def overwrites(self) -> list[View]:
+        """Views all of whose bytes the call replaces."""
+        return [operand.view for operand in self.present() if operand.intent is Intent.OVERWRITE]
+
+
+def call(op: str | Callable[..., Any], *operands: Operand | None, once: bool = False, **attributes: Any) -> Call:
+    """A call of an op (or of a host function) on operands, with the op's keywords."""
+    return Call(op, operands, attributes, once)

@@ -1,0 +1,68 @@
+"""The decorators for compiled kernels, so that how they are compiled and cached is said in one place.
+
+A loop only becomes vector code when its indices are known not to be negative (they would count from an array's end):
+hot loops run from 0 over a slice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.core.caching import FunctionCache
+
+
+def _digest_of_sources() -> str:
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+_SOURCES = _digest_of_sources()
+
+
+class _KernelCache(FunctionCache):
+    """numba's cache of compiled code, keyed by all our kernels' sources as well.
+
+    numba by itself only looks at the file that a function is in, and would keep running the old code of a helper that
+    was inlined from another file.
+    """
+
+    def _index_key(self, sig: Any, codegen: Any) -> tuple:
+        return (*super()._index_key(sig, codegen), _SOURCES)
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function on its first call, without the interpreter's lock, and keep the code on disk.
+
+    Division follows NumPy (no exception on zero). A product and a sum may become one fused operation; nothing else is
+    reordered, so that an element's value does not depend on where in a vector or a thread's range it falls.
+    The code lies in `__pycache__` beside the source, or in the user's cache folder where that cannot be written;
+    `NUMBA_CACHE_DIR` overrides both.
+    """
+    dispatcher = njit(fastmath=_PLAIN, **_ALWAYS)(function)
+    dispatcher._cache = _KernelCache(function)
+    return dispatcher
+
+
+def part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Like `kernel`, for a function that only kernels call: it costs half the compile time and is kept with them."""
+    return njit(fastmath=_PLAIN, **_ALWAYS, **_NO_WRAPPERS)(function)
+
+
+def reducing_part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A `part` whose sums and maxima may be taken in any order, in vectors.
+
+    The order is fixed by the loop's length, so results repeat; use it where a whole reduction is one thread's.
+    """
+    return njit(fastmath=_REDUCING, **_ALWAYS, **_NO_WRAPPERS)(function)
+
+
+_ALWAYS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_NO_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_PLAIN = {"contract"}
+_REDUCING = {"contract", "reassoc", "nsz", "nnan"}

@@ -1,0 +1,99 @@
+"""Compiled: softmax and what labels make of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from blobmem.ops.host.compiled import kernel
+
+_TINY = 1.1754943508222875e-38  # the smallest normal float32, for the logarithm of a probability that vanished
+
+
+@kernel
+def softmax(start, stop, scratch, x, y, classes, inner, chunk):
+    """Items [start, stop), `chunk` neighbouring positions of an outer index each; scratch has maxima and sums."""
+    parts = (inner + chunk - 1) // chunk
+    for item in range(start, stop):
+        j0 = item % parts * chunk
+        n = min(chunk, inner - j0)
+        first = item // parts * classes * inner + j0
+        most, sums = scratch[:n], scratch[chunk : chunk + n]
+        for j in range(n):
+            most[j] = x[first + j]
+            sums[j] = 0
+        for c in range(1, classes):
+            xs = x[first + c * inner : first + c * inner + n]
+            for j in range(n):
+                most[j] = max(most[j], xs[j])
+        for c in range(classes):
+            xs, ys = x[first + c * inner : first + c * inner + n], y[first + c * inner : first + c * inner + n]
+            for j in range(n):
+                ys[j] = np.exp(xs[j] - most[j])
+                sums[j] += ys[j]
+        for c in range(classes):
+            ys = y[first + c * inner : first + c * inner + n]
+            for j in range(n):
+                ys[j] /= sums[j]
+
+
+@kernel
+def softmax_gradient(start, stop, scratch, y, dy, dx, classes, inner, chunk):
+    """Items as in `softmax`."""
+    parts = (inner + chunk - 1) // chunk
+    for item in range(start, stop):
+        j0 = item % parts * chunk
+        n = min(chunk, inner - j0)
+        first = item // parts * classes * inner + j0
+        sums = scratch[:n]
+        for j in range(n):
+            sums[j] = 0
+        for c in range(classes):
+            at, end = first + c * inner, first + c * inner + n
+            ys, dys = y[at:end], dy[at:end]
+            for j in range(n):
+                sums[j] += dys[j] * ys[j]
+        for c in range(classes):
+            at, end = first + c * inner, first + c * inner + n
+            ys, dys, dxs = y[at:end], dy[at:end], dx[at:end]
+            for j in range(n):
+                dxs[j] = (dys[j] - sums[j]) * ys[j]
+
+
+@kernel
+def label_losses(start, stop, prob, label, outer, classes, inner, ignore, result):
+    """result = the sum of -log prob[label], how many labels are not `ignore`, the first that is no class (or -1)."""
+    total, valid = 0.0, 0
+    result[2] = -1
+    for i in range(outer):
+        for j in range(inner):
+            value = label[i * inner + j]
+            if value == ignore:
+                continue
+            if not (value >= 0 and value < classes):
+                result[2] = i * inner + j
+                return
+            p = np.float64(prob[(i * classes + np.int64(value)) * inner + j])
+            total -= math.log(p if not p < _TINY else _TINY)
+            valid += 1
+    result[0], result[1] = total, valid
+
+
+@kernel
+def label_gradient(start, stop, prob, label, dx, classes, inner, ignore, scale):
+    """Outer indices [start, stop); labels have been checked."""
+    t = prob.dtype.type
+    size = classes * inner
+    for i in range(start, stop):
+        probs, dxs = prob[i * size : (i + 1) * size], dx[i * size : (i + 1) * size]
+        for j in range(size):
+            dxs[j] = probs[j] * t(scale)
+        for j in range(inner):
+            value = label[i * inner + j]
+            if value == ignore:
+                for c in range(classes):
+                    dxs[c * inner + j] = 0
+            else:
+                at = np.int64(value) * inner + j
+                dxs[at] = (probs[at] - t(1)) * t(scale)

@@ -1,0 +1,117 @@
+"""Batch normalisation, and scaling and shifting by channel.
+
+All large arrays are (outer, channels, inner), statistics and factors (channels,). x and y (dy and dx) may be the same
+memory. Sums over a channel are taken in double precision over runs of `inner`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from blobmem.ops.host.channels import affine, dot_channels, normalize, normalize_backward, sum_channels
+from blobmem.ops.host.parallel import parallel_for
+from blobmem.ops.registry import op
+
+_GRAIN = 32768
+
+
+def _planes(x: np.ndarray) -> int:
+    return 1 + _GRAIN // max(1, x.shape[2])
+
+
+def _channels(x: np.ndarray) -> int:
+    return 1 + _GRAIN // max(1, x.shape[0] * x.shape[2])
+
+
+def _affine(x: np.ndarray, y: np.ndarray, less: np.ndarray | None, times: np.ndarray | None,
+            plus: np.ndarray | None) -> None:  # fmt: skip
+    """y = (x - less) * times + plus."""
+    flat = x.reshape(-1)
+    given = [flat if values is None else values.reshape(-1) for values in (less, times, plus)]
+    parallel_for(affine, x.shape[0] * x.shape[1], flat, y.reshape(-1), x.shape[1], x.shape[2], *given, less is not None,
+                 times is not None, plus is not None, grain=_planes(x))  # fmt: skip
+
+
+@op
+def batch_norm_forward(x: np.ndarray, y: np.ndarray, xhat: np.ndarray | None, mean: np.ndarray, inv_std: np.ndarray,
+                       running_mean: np.ndarray, running_var: np.ndarray, factor: np.ndarray, *, eps: float,
+                       fraction: float) -> None:  # fmt: skip
+    """y = (x - mean) / sqrt(variance + eps) with the batch's own statistics (Ioffe and Szegedy 2015, algorithm 1).
+
+    xhat gets another copy of y, for `batch_norm_backward` (None: not wanted), mean and inv_std the statistics. The
+    running sums become fraction * old + new, the new variance being the unbiased one and the new factor (1,) being 1.
+    """
+    outer, channels, inner = x.shape
+    parallel_for(normalize, channels, x.reshape(-1), y.reshape(-1), (y if xhat is None else xhat).reshape(-1),
+                 xhat is not None, outer, channels, inner, mean.reshape(-1), inv_std.reshape(-1),
+                 running_mean.reshape(-1), running_var.reshape(-1), float(eps), float(fraction),
+                 grain=_channels(x))  # fmt: skip
+    factor *= fraction
+    factor += 1
+
+
+def _running(running: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """The mean of what a running sum has summed, in double precision; as small as the channels are many."""
+    weight = float(factor.reshape(-1)[0])
+    return running.reshape(-1).astype(np.float64) * (1 / weight if weight else 0.0)
+
+
+def _inverse(variance: np.ndarray, factor: np.ndarray, eps: float) -> np.ndarray:
+    return (1 / np.sqrt(_running(variance, factor) + eps)).astype(variance.dtype)
+
+
+@op
+def batch_norm_inference(x: np.ndarray, y: np.ndarray, running_mean: np.ndarray, running_var: np.ndarray,
+                         factor: np.ndarray, *, eps: float) -> None:  # fmt: skip
+    """y = (x - mean) / sqrt(variance + eps) with the running sums over their factor (0 where that is 0)."""
+    mean = _running(running_mean, factor).astype(x.dtype)
+    _affine(x, y, mean, _inverse(running_var, factor, eps), None)
+
+
+@op
+def batch_norm_backward(xhat: np.ndarray, inv_std: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
+    """dx of `batch_norm_forward`, from what it kept."""
+    outer, channels, inner = dy.shape
+    parallel_for(normalize_backward, channels, xhat.reshape(-1), inv_std.reshape(-1), dy.reshape(-1), dx.reshape(-1),
+                 outer, channels, inner, grain=_channels(dy))  # fmt: skip
+
+
+@op
+def batch_norm_backward_global(dy: np.ndarray, dx: np.ndarray, running_var: np.ndarray, factor: np.ndarray, *,
+                               eps: float) -> None:  # fmt: skip
+    """dx of `batch_norm_inference`."""
+    _affine(dy, dx, None, _inverse(running_var, factor, eps), None)
+
+
+@op
+def scale_forward(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray | None, y: np.ndarray) -> None:
+    """y = x * gamma[c] + beta[c]."""
+    _affine(x, y, None, gamma, beta)
+
+
+@op
+def scale_backward_data(dy: np.ndarray, gamma: np.ndarray, dx: np.ndarray) -> None:
+    """dx = dy * gamma[c]."""
+    _affine(dy, dx, None, gamma, None)
+
+
+@op
+def scale_backward_gamma(x: np.ndarray, dy: np.ndarray, dgamma: np.ndarray, *, accumulate: bool) -> None:
+    """dgamma[c] (+)= the sum of dy * x."""
+    outer, channels, inner = x.shape
+    parallel_for(dot_channels, channels, x.reshape(-1), dy.reshape(-1), outer, channels, inner, dgamma.reshape(-1),
+                 accumulate, grain=_channels(x))  # fmt: skip
+
+
+@op
+def scale_backward_beta(dy: np.ndarray, dbeta: np.ndarray, *, accumulate: bool) -> None:
+    """dbeta[c] (+)= the sum of dy."""
+    outer, channels, inner = dy.shape
+    parallel_for(sum_channels, channels, dy.reshape(-1), outer, channels, inner, dbeta.reshape(-1), accumulate,
+                 grain=_channels(dy))  # fmt: skip
+
+
+@op
+def bias_forward(x: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
+    """y = x + b[c]."""
+    _affine(x, y, None, None, b)

@@ -1,0 +1,142 @@
+"""Compiled: pooling, planes [start, stop) of (images * channels); the operands end with x's and y's plane sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from blobmem.ops.host.compiled import kernel, part
+from blobmem.ops.host.philox import philox, uniform_of
+
+
+@part
+def span(place, stride, pad, size, limit):
+    """The part of a window that lies inside [0, limit)."""
+    first = place * stride - pad
+    return max(first, 0), min(first + size, limit)
+
+
+@kernel
+def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
+    """First down the windows' columns, a whole row of x at a time, then along what that leaves."""
+    best, where = np.empty(width, x.dtype), np.empty(width, np.int32)
+    for plane in range(start, stop):
+        for r in range(rows):
+            h0, h1 = span(r, sh, ph, kh, height)
+            for h in range(h0, h1):
+                line = x[(plane * height + h) * width : (plane * height + h + 1) * width]
+                at = np.int32(h * width)
+                if h == h0:
+                    for j in range(width):
+                        best[j] = line[j]
+                        where[j] = at + np.int32(j)
+                else:
+                    for j in range(width):
+                        above = line[j] > best[j]
+                        best[j] = line[j] if above else best[j]
+                        where[j] = at + np.int32(j) if above else where[j]
+            to = (plane * rows + r) * columns
+            for c in range(columns):
+                w0, w1 = span(c, sw, pw, kw, width)
+                value, place = best[w0], where[w0]
+                for j in range(w0 + 1, w1):
+                    if best[j] > value or (best[j] == value and where[j] < place):
+                        value, place = best[j], where[j]
+                y[to + c] = value
+                if with_mask:
+                    mask[to + c] = place
+
+
+@kernel
+def scatter(start, stop, dy, mask, dx, height, width, rows, columns):
+    """Each element of dy is added where its mask says."""
+    for plane in range(start, stop):
+        target = dx[plane * height * width : (plane + 1) * height * width]
+        target[:] = 0
+        for i in range(plane * rows * columns, (plane + 1) * rows * columns):
+            target[mask[i]] += dy[i]
+
+
+@kernel
+def average(start, stop, x, y, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
+    """First down the windows' columns, a whole row of x at a time, then along what that leaves."""
+    sums = np.empty(width, x.dtype)
+    for plane in range(start, stop):
+        for r in range(rows):
+            h0, h1 = span(r, sh, ph, kh, height)
+            _, padded = span(r, sh, ph, kh, height + ph)
+            tall = padded - (r * sh - ph)
+            sums[:] = 0
+            for h in range(h0, h1):
+                line = x[(plane * height + h) * width : (plane * height + h + 1) * width]
+                for j in range(width):
+                    sums[j] += line[j]
+            for c in range(columns):
+                w0, w1 = span(c, sw, pw, kw, width)
+                _, padded = span(c, sw, pw, kw, width + pw)
+                total = x.dtype.type(0)
+                for j in range(w0, w1):
+                    total += sums[j]
+                y[(plane * rows + r) * columns + c] = total / (tall * (padded - (c * sw - pw)))
+
+
+@kernel
+def average_backward(start, stop, dy, dx, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
+    """The transpose of `average`: first along a row, then to all rows of the window."""
+    sums = np.empty(width, dy.dtype)
+    for plane in range(start, stop):
+        target = dx[plane * height * width : (plane + 1) * height * width]
+        target[:] = 0
+        for r in range(rows):
+            h0, h1 = span(r, sh, ph, kh, height)
+            _, padded = span(r, sh, ph, kh, height + ph)
+            tall = padded - (r * sh - ph)
+            sums[:] = 0
+            for c in range(columns):
+                w0, w1 = span(c, sw, pw, kw, width)
+                _, padded = span(c, sw, pw, kw, width + pw)
+                value = dy[(plane * rows + r) * columns + c] / (tall * (padded - (c * sw - pw)))
+                for j in range(w0, w1):
+                    sums[j] += value
+            for h in range(h0, h1):
+                line = target[h * width : (h + 1) * width]
+                for j in range(width):
+                    line[j] += sums[j]
+
+
+@kernel
+def stochastic_train(start, stop, x, y, mask, with_mask, key, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
+    """The first element at which the running sum reaches a random share of the whole; one number per output."""
+    for i in range(start * rows * columns, stop * rows * columns):
+        plane, r, c = i // (rows * columns), i // columns % rows, i % columns
+        h0, h1 = span(r, sh, ph, kh, height)
+        w0, w1 = span(c, sw, pw, kw, width)
+        total = 0.0
+        for h in range(h0, h1):
+            for w in range(w0, w1):
+                total += x[(plane * height + h) * width + w]
+        wanted = total * uniform_of(philox(key, i // 4)[i % 4])
+        place, passed, found = h0 * width + w0, 0.0, False
+        for h in range(h0, h1):
+            for w in range(w0, w1):
+                passed += x[(plane * height + h) * width + w]
+                if not found and passed >= wanted:
+                    place, found = h * width + w, True
+        y[i] = x[plane * height * width + place]
+        if with_mask:
+            mask[i] = place
+
+
+@kernel
+def stochastic_test(start, stop, x, y, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
+    """The mean of a window's values, each weighted by itself; 0 where they sum to nothing."""
+    for i in range(start * rows * columns, stop * rows * columns):
+        plane, r, c = i // (rows * columns), i // columns % rows, i % columns
+        h0, h1 = span(r, sh, ph, kh, height)
+        w0, w1 = span(c, sw, pw, kw, width)
+        total, squares = 0.0, 0.0
+        for h in range(h0, h1):
+            for w in range(w0, w1):
+                value = x[(plane * height + h) * width + w]
+                total += value
+                squares += value * value
+        y[i] = squares / total if total > 0 else 0.0

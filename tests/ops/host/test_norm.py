@@ -1,0 +1,161 @@
+"""Normalization, scaling and shifting against NumPy in float64."""
+
+import numpy as np
+import pytest
+
+from blobmem.ops.host import norm
+
+SHAPES = [(4, 3, 20), (8, 5, 1), (1, 3, 7), (2, 300, 6), (600, 70, 1), (3, 2, 9001), (1, 4, 1)]
+
+
+def values(dtype, *shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def by_channel(a):
+    return np.asarray(a, np.float64)[None, :, None]
+
+
+def normalized(x, eps):
+    x = x.astype(np.float64)
+    mean, variance = x.mean((0, 2)), x.var((0, 2))
+    return (x - by_channel(mean)) / np.sqrt(by_channel(variance) + eps), mean, variance
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batch_norm_forward(shape, keep, in_place, dtype, close, garbage):
+    channels, m = shape[1], shape[0] * shape[2]
+    x = values(dtype, *shape) * 3 + 1
+    expected, mean, variance = normalized(x, 1e-3)
+    running_mean, running_var = values(dtype, channels, seed=1), values(dtype, channels, seed=2) ** 2
+    factor, y = np.array([2.0], dtype), x if in_place else garbage(*shape)
+    sums = running_mean * 0.75 + mean, running_var * 0.75 + variance * (m / (m - 1) if m > 1 else 1)
+    xhat, got_mean, inv_std = garbage(*shape) if keep else None, garbage(channels), garbage(channels)
+    norm.batch_norm_forward(x, y, xhat, got_mean, inv_std, running_mean, running_var, factor, eps=1e-3, fraction=0.75)
+    close(y, expected, digits=10)
+    if keep:
+        np.testing.assert_array_equal(xhat, y)
+    close(got_mean, mean, digits=5)
+    close(inv_std, 1 / np.sqrt(variance + 1e-3), digits=5)
+    close(running_mean, sums[0], digits=5)
+    close(running_var, sums[1], digits=5)
+    assert factor[0] == 2.5
+
+
+@pytest.mark.parametrize("shape", [(64, 2, 1), (4, 2, 5000)])
+def test_a_large_mean_does_not_spoil_the_variance(shape):
+    x = (np.random.default_rng(0).normal(size=shape) + 4096).astype(np.float32)
+    expected, mean, variance = normalized(x, 1e-5)
+    y = np.empty_like(x)
+    got_mean, inv_std, *running = (np.zeros(2, np.float32) for _ in range(4))
+    norm.batch_norm_forward(x, y, None, got_mean, inv_std, *running, np.zeros(1, np.float32), eps=1e-5, fraction=0.9)
+    np.testing.assert_allclose(y, expected, atol=1e-3)
+    np.testing.assert_allclose(inv_std, 1 / np.sqrt(variance + 1e-5), rtol=1e-5)
+    np.testing.assert_allclose(got_mean, mean, rtol=1e-7)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batch_norm_with_global_statistics(shape, in_place, dtype, close, garbage):
+    x, dy = values(dtype, *shape), values(dtype, *shape, seed=3)
+    mean, variance = values(dtype, shape[1], seed=1), values(dtype, shape[1], seed=2) ** 2
+    inv_std = 1 / np.sqrt(by_channel(variance) / 4 + 1e-2)
+    expected, slope = (x - by_channel(mean) / 4) * inv_std, dy * inv_std
+    y, dx = (x, dy) if in_place else (garbage(*shape), garbage(*shape))
+    norm.batch_norm_inference(x, y, mean, variance, np.array([4], dtype), eps=1e-2)
+    close(y, expected, digits=3)
+    norm.batch_norm_backward_global(dy, dx, variance, np.array([4], dtype), eps=1e-2)
+    close(dx, slope, digits=3)
+
+
+def test_no_statistics_yet(dtype, close, garbage):
+    x, y, junk, none = values(dtype, 2, 3, 4), garbage(2, 3, 4), values(dtype, 3), np.zeros(1, dtype)
+    norm.batch_norm_inference(x, y, junk, junk, none, eps=0.25)
+    close(y, 2.0 * x)
+    norm.batch_norm_backward_global(x, y, junk, none, eps=0.25)
+    close(y, 2.0 * x)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batch_norm_backward(shape, in_place, dtype, close, garbage):
+    xhat, dy = values(dtype, *shape), values(dtype, *shape, seed=1) + 1
+    inv_std = values(dtype, shape[1], seed=2) ** 2 + 1
+    wide = dy.astype(np.float64)
+    along = (wide * xhat).mean((0, 2), keepdims=True) * xhat
+    expected = (wide - wide.mean((0, 2), keepdims=True) - along) * by_channel(inv_std)
+    dx = dy if in_place else garbage(*shape)
+    norm.batch_norm_backward(xhat, inv_std, dy, dx)
+    # not of the largest result, which is near zero for few items
+    np.testing.assert_allclose(dx, expected, atol={np.float32: 2e-5, np.float64: 1e-12}[dtype])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scale_and_bias(shape, in_place, dtype, close, garbage):
+    gamma, beta = values(dtype, shape[1], seed=1), values(dtype, shape[1], seed=2)
+    a, b = by_channel(gamma), by_channel(beta)
+    calls = [
+        (lambda x, y: norm.scale_forward(x, gamma, beta, y), lambda x: x * a + b),
+        (lambda x, y: norm.scale_forward(x, gamma, None, y), lambda x: x * a),
+        (lambda x, y: norm.bias_forward(x, beta, y), lambda x: x + b),
+        (lambda x, y: norm.scale_backward_data(x, gamma, y), lambda x: x * a),
+    ]
+    for run, formula in calls:
+        x = values(dtype, *shape)
+        expected = formula(x.astype(np.float64))
+        y = x if in_place else garbage(*shape)
+        run(x, y)
+        close(y, expected)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (0, 3, 2)])
+def test_gradients_of_scale_and_bias(shape, dtype, close, garbage):
+    x, dy = values(dtype, *shape), values(dtype, *shape, seed=1)
+    for expected, run in (
+        ((x.astype(np.float64) * dy).sum((0, 2)), lambda out, **flag: norm.scale_backward_gamma(x, dy, out, **flag)),
+        (dy.astype(np.float64).sum((0, 2)), lambda out, **flag: norm.scale_backward_beta(dy, out, **flag)),
+    ):
+        out = garbage(shape[1])
+        run(out, accumulate=False)
+        np.testing.assert_allclose(out, expected, atol={np.float32: 1e-6, np.float64: 1e-14}[dtype] * (10 + x.size))
+        run(out, accumulate=True)
+        np.testing.assert_allclose(out, 2 * expected, atol={np.float32: 1e-6, np.float64: 1e-14}[dtype] * (20 + x.size))
+
+
+def test_opposite_gradients_leave_nothing(dtype, garbage):
+    """Parameters shared by two branches of opposite gradients: no rounding may be left."""
+    x, dy, total = values(dtype, 5, 4, 3), values(dtype, 5, 4, 3, seed=1), garbage(4)
+    norm.scale_backward_beta(dy, total, accumulate=False)
+    norm.scale_backward_beta(-dy, total, accumulate=True)
+    assert (total == 0).all()
+    norm.scale_backward_gamma(x, dy, total, accumulate=False)
+    norm.scale_backward_gamma(x, -dy, total, accumulate=True)
+    assert (total == 0).all()
+
+
+def cases(dtype, shape):
+    x, y, xhat = (values(dtype, *shape, seed=i) for i in range(3))
+    c = [values(dtype, shape[1], seed=i) ** 2 for i in range(4)]
+    one = np.ones(1, dtype)
+    return {
+        "forward": (norm.batch_norm_forward, (x, y, xhat, *c, one), {"eps": 1e-5, "fraction": 0.9}),
+        "inference": (norm.batch_norm_inference, (x, y, c[0], c[1], one), {"eps": 1e-5}),
+        "backward": (norm.batch_norm_backward, (xhat, c[0], x, y), {}),
+        "global": (norm.batch_norm_backward_global, (x, y, c[0], one), {"eps": 1e-5}),
+        "scale": (norm.scale_forward, (x, c[0], c[1], y), {}),
+        "data": (norm.scale_backward_data, (x, c[0], y), {}),
+        "gamma": (norm.scale_backward_gamma, (x, y, c[0]), {"accumulate": True}),
+        "beta": (norm.scale_backward_beta, (x, c[0]), {"accumulate": False}),
+        "bias": (norm.bias_forward, (x, c[0], y), {}),
+    }
+
+
+@pytest.mark.parametrize("shape", [(7, 23, 401), (203, 311, 1)])
+@pytest.mark.parametrize("name", cases(np.float32, (1, 1, 1)))
+def test_threads_and_memory(name, shape, dtype, same_bits, frugal):
+    op, operands, attributes = cases(dtype, shape)[name]
+    same_bits(op, *operands, **attributes)
+    frugal(op, *operands, **attributes)
