@@ -1,0 +1,132 @@
+"""Layers without bottoms that need no file: Input, DummyData, MemoryData."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from blobmem.errors import BlobmemError
+from blobmem.layers.base import Layer, register_layer
+from blobmem.memory.blob import Blob
+from blobmem.ops.call import Call, call, overwrite
+
+
+class Source(Layer):
+    """No bottoms; tops whose shapes may change from batch to batch."""
+
+    bottoms: ClassVar[tuple[int, int | None]] = (0, 0)
+    tops: ClassVar[tuple[int, int | None]] = (1, None)
+
+
+@register_layer
+class Input(Source):
+    """Blobs that the user fills."""
+
+    type = "Input"
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        shapes = self.param.input_param.shape
+        if len(shapes) not in (0, 1, len(top)):
+            raise self.error("shape", f"none, 1 or {len(top)}, one for each top", len(shapes))
+        for index, blob in enumerate(top):
+            if shapes:
+                blob.reshape(tuple(shapes[index if len(shapes) > 1 else 0].dim))
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        pass
+
+
+@register_layer
+class DummyData(Source):
+    """Blobs filled by fillers: constants once, random ones anew in every pass."""
+
+    type = "DummyData"
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        options = self.param.dummy_data_param
+        count = len(top)
+        if len(options.data_filler) not in (0, 1, count):
+            raise self.error("data_filler", f"none, 1 or {count}, one for each top", len(options.data_filler))
+        fillers = list(options.data_filler) or [None]
+        self.data_fillers = [self.filler(fillers[i if len(fillers) > 1 else 0]) for i in range(count)]
+        for blob, shape in zip(top, self._shapes(count), strict=True):
+            blob.reshape(shape)
+
+    def _shapes(self, count: int) -> list[tuple[int, ...]]:
+        options = self.param.dummy_data_param
+        if options.shape:
+            shapes = [tuple(shape.dim) for shape in options.shape]
+        else:
+            sizes = [list(getattr(options, name)) for name in ("num", "channels", "height", "width")]
+            if len({len(values) for values in sizes}) != 1:
+                raise self.error("num", "as many values as channels, height and width", [len(v) for v in sizes])
+            shapes = list(zip(*sizes, strict=True))
+        if len(shapes) not in (1, count):
+            raise self.error("shape", f"1 or {count}, one for each top", len(shapes))
+        return shapes * count if len(shapes) == 1 else shapes
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        pass
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
+        for index, (blob, filler) in enumerate(zip(top, self.data_fillers, strict=True)):
+            # a constant stays as a script may since have changed it
+            once = filler.kind == "constant"
+            yield call("fill_random", overwrite(blob), once=once, filler=filler, draws=self.draws(str(index)))
+
+
+@register_layer
+class MemoryData(Source):
+    """Batches of arrays that the user hands over with `reset` (pycaffe's `Net.set_input_arrays`)."""
+
+    type = "MemoryData"
+    tops = (2, 2)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        options = self.param.memory_data_param
+        self.item = (options.channels, options.height, options.width)
+        if min(self.item) < 1 or options.batch_size < 1:
+            raise self.error("batch_size", "batch_size, channels, height and width of 1 or more")
+        self.position = 0
+        self._data: Any = None
+        self._labels: Any = None
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        batch = self.param.memory_data_param.batch_size
+        top[0].reshape(batch, *self.item)
+        top[1].reshape(batch)
+
+    def reset(self, data: np.ndarray, labels: np.ndarray) -> None:
+        """Serve these from their start on: data (items, channels, height, width), labels (items,).
+
+        Raises ValueError unless the number of items is the same and a multiple of the batch.
+        """
+        batch = self.param.memory_data_param.batch_size
+        if data.shape[1:] != self.item or not len(data) or len(data) % batch:
+            dims = " x ".join(map(str, self.item))
+            raise ValueError(
+                f"layer '{self.name}' takes a multiple of {batch} items of {dims}, got an array of shape {data.shape}"
+            )
+        if np.size(labels) != len(data):
+            raise ValueError(f"layer '{self.name}' takes as many labels as items, {len(data)}; got {np.size(labels)}")
+        self._data, self._labels, self.position = data, np.reshape(labels, -1), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = int(state["position"])
+
+    def _next(self, data: np.ndarray, labels: np.ndarray) -> None:
+        start, stop = self.position, self.position + len(data)
+        data[...], labels[...] = self._data[start:stop], self._labels[start:stop]
+        self.position = stop % len(self._data)
+
+    def prepare(self, top: Sequence[Blob]) -> None:
+        if self._data is None and self.context.device.compute:
+            raise BlobmemError(f"layer '{self.name}' has no data yet: call net.set_input_arrays(data, labels) first")
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
+        yield call(self._next, *map(overwrite, top))
