@@ -1,0 +1,244 @@
+"""From a filtered net with splits to layers wired to blobs, with who needs a gradient worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from blobmem.errors import NetError
+from blobmem.layers.base import Context, Layer, create_layer
+from blobmem.memory.blob import Blob
+from blobmem.proto import caffe_pb2
+
+
+@dataclass(slots=True)
+class Node:
+    """A layer in its net: its blobs by position, and which gradients its backward gives."""
+
+    layer: Layer
+    bottom_names: list[str]
+    top_names: list[str]
+    bottom: list[Blob]
+    top: list[Blob]
+    bottom_need: list[bool] = field(default_factory=list)
+    need_backward: bool = False
+
+
+@dataclass(slots=True)
+class LearnableParam:
+    """A parameter that the solver updates, once however many layers share it."""
+
+    blob: Blob
+    lr_mult: float
+    decay_mult: float
+    layer: str
+    index: int
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Graph:
+    """A wired net: nodes in the order they run, blobs by name, parameters."""
+
+    nodes: list[Node]
+    blobs: dict[str, Blob]
+    learnable: list[LearnableParam]
+    outputs: list[str]
+    inputs: list[str]
+
+
+def wire(param: Any, context: Context, forward_only: bool = False) -> Graph:
+    """Create the layers, set them up, shape their blobs and decide which gradients are needed.
+
+    Raises NetError naming file, layer and field for anything wrong in the prototxt.
+    """
+    blobs: dict[str, Blob] = {}
+    unused: dict[str, None] = {}
+    needs: dict[str, bool] = {}
+    nodes: list[Node] = []
+    seen: set[str] = set()
+    for message in param.layer:
+        if message.name in seen:
+            raise NetError(f"{context.source}: two layers of this phase are named '{message.name}'; names are unique")
+        seen.add(message.name)
+        node = _append(message, context, blobs, unused)
+        _set_up(node)
+        _mark_needs(node, needs, param.force_backward)
+        nodes.append(node)
+    learnable = share_parameters(nodes, context)
+    _prune(nodes)
+    if param.force_backward:
+        _force(nodes)
+    for node in nodes:
+        node.need_backward &= not forward_only
+        node.layer.keeps_state = node.need_backward
+    _mark_used_gradients(nodes, set(unused))
+    inputs = [name for node in nodes if node.layer.type == "Input" for name in node.top_names]
+    return Graph(nodes, blobs, learnable, list(unused), inputs)
+
+
+def _append(message: Any, context: Context, blobs: dict[str, Blob], unused: dict[str, None]) -> Node:
+    layer = create_layer(_with_automatic_tops(message), context)
+    bottom_names, top_names = list(layer.param.bottom), list(layer.param.top)
+    if message.propagate_down and len(message.propagate_down) != len(bottom_names):
+        raise layer.error("propagate_down", f"none or {len(bottom_names)} values, one for each bottom")
+    for name in bottom_names:
+        if name not in blobs:
+            raise layer.error("bottom", "a blob that an earlier layer produces", f"'{name}'")
+        unused.pop(name, None)
+    for index, name in enumerate(top_names):
+        in_place = index < len(bottom_names) and bottom_names[index] == name
+        if name in blobs and not in_place:
+            raise layer.error("top", "a name that no earlier layer produces (in place: the same bottom)", f"'{name}'")
+        if not in_place:
+            blobs[name] = Blob(dtype=context.dtype, device=context.device, name=name)
+        unused[name] = None
+    bottom = [blobs[name] for name in bottom_names]
+    return Node(layer, bottom_names, top_names, bottom, [blobs[name] for name in top_names])
+
+
+def _with_automatic_tops(message: Any) -> Any:
+    """Losses may leave out their top, as old files do; it is then named after the layer."""
+    if message.top or not message.type.endswith("Loss"):
+        return message
+    result = caffe_pb2.LayerParameter()
+    result.CopyFrom(message)
+    result.top.append(message.name)
+    return result
+
+
+def _set_up(node: Node) -> None:
+    layer = node.layer
+    try:
+        layer.setup(node.bottom, node.top)
+        layer.reshape(node.bottom, node.top)
+    except (ValueError, IndexError) as error:
+        if isinstance(error, NetError):
+            raise
+        shapes = ", ".join(blob.describe() for blob in node.bottom) or "none"
+        raise layer.error("shapes", f"bottoms that fit ({error}); bottoms are", shapes) from error
+    if len(layer.param.param) > len(layer.blobs):
+        raise layer.error("param", f"at most {len(layer.blobs)} entries, as many as it has parameters")
+
+
+def _param_spec(layer: Layer, index: int) -> Any:
+    return layer.param.param[index] if index < len(layer.param.param) else caffe_pb2.ParamSpec()
+
+
+def _mark_needs(node: Node, needs: dict[str, bool], force: bool) -> None:
+    layer = node.layer
+    given = list(layer.param.propagate_down)
+    node.bottom_need = [
+        (given[i] if given else needs[name]) and layer.can_propagate(i) for i, name in enumerate(node.bottom_names)
+    ]
+    layer.param_grads = [force or _param_spec(layer, i).lr_mult != 0 for i in range(len(layer.blobs))]
+    node.need_backward = any(layer.param_grads) or any(
+        given[i] if given else needs[name] for i, name in enumerate(node.bottom_names)
+    )
+    for name in node.top_names:
+        needs[name] = node.need_backward
+
+
+def share_parameters(nodes: Sequence[Node], context: Context) -> list[LearnableParam]:
+    """Put parameters that share a name into one memory; the first layer's is the one that counts.
+
+    Raises NetError if shapes (or, with PERMISSIVE, counts) differ, or multipliers contradict each other.
+    """
+    owners: dict[str, LearnableParam] = {}
+    learnable: list[LearnableParam] = []
+    for node in nodes:
+        layer = node.layer
+        for index, blob in enumerate(layer.blobs):
+            spec = _param_spec(layer, index)
+            owner = owners.get(spec.name) if spec.name else None
+            if owner is None:
+                entry = LearnableParam(blob, spec.lr_mult, spec.decay_mult, layer.name, index, spec.name)
+                learnable.append(entry)
+                if spec.name:
+                    owners[spec.name] = entry
+                continue
+            permissive = spec.share_mode == caffe_pb2.ParamSpec.PERMISSIVE
+            fits = blob.count() == owner.blob.count() if permissive else blob.shape == owner.blob.shape
+            if not fits:
+                raise layer.error(
+                    f"param {index}",
+                    f"the {'count' if permissive else 'shape'} of '{spec.name}' in layer "
+                    f"'{owner.layer}', {owner.blob.describe()}",
+                    blob.describe(),
+                )
+            _merge_multipliers(layer, index, spec, owner, nodes)
+            blob.share_data(owner.blob)
+            blob.share_diff(owner.blob)
+            layer.shared_params.add(index)
+    return learnable
+
+
+def _merge_multipliers(layer: Layer, index: int, spec: Any, owner: LearnableParam, nodes: Sequence[Node]) -> None:
+    first = next(node.layer for node in nodes if node.layer.name == owner.layer)
+    owner_spec = _param_spec(first, owner.index)
+    for name in ("lr_mult", "decay_mult"):
+        if not spec.HasField(name):
+            continue
+        if owner_spec.HasField(name) and getattr(owner_spec, name) != getattr(spec, name):
+            raise layer.error(
+                f"param {index}, {name}",
+                f"that of the shared '{spec.name}', {getattr(owner_spec, name)}",
+                getattr(spec, name),
+            )
+        setattr(owner, name, getattr(spec, name))
+
+
+def _prune(nodes: Sequence[Node]) -> None:
+    """Drop backward where no loss depends on it, or where nothing above hands a gradient down."""
+    under_loss: set[str] = set()
+    stopped: set[str] = set()
+    for node in reversed(nodes):
+        layer = node.layer
+        contributes = skip = False
+        if node.top_names:
+            contributes = any(layer.loss_weight(i) or name in under_loss for i, name in enumerate(node.top_names))
+            skip = all(name in stopped for name in node.top_names)
+        if not contributes or skip:
+            node.need_backward = False
+        if skip:
+            node.bottom_need = [False] * len(node.bottom_need)
+        for i, name in enumerate(node.bottom_names):
+            if contributes:
+                under_loss.add(name)
+            else:
+                node.bottom_need[i] = False
+            if not node.bottom_need[i]:
+                stopped.add(name)
+
+
+def _force(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        node.need_backward = True
+        node.bottom_need = [need or node.layer.can_propagate(i) for i, need in enumerate(node.bottom_need)]
+
+
+def _mark_used_gradients(nodes: Sequence[Node], outputs: set[str]) -> None:
+    """Tell each layer which of its tops' gradients anybody writes: a layer above, a loss weight, or the user."""
+    written: set[str] = set(outputs)
+    for node in reversed(nodes):
+        layer = node.layer
+        layer.top_grads = [name in written or bool(layer.loss_weight(i)) for i, name in enumerate(node.top_names)]
+        if node.need_backward:
+            written.update(name for name, need in zip(node.bottom_names, node.bottom_need, strict=True) if need)
+
+
+def initial_loss_weights(node: Node) -> list[tuple[Blob, float]]:
+    """Tops that are losses, with their weights."""
+    weights = [(blob, node.layer.loss_weight(i)) for i, blob in enumerate(node.top)]
+    return [(blob, weight) for blob, weight in weights if weight]
+
+
+def float_dtype(dtype: Any) -> np.dtype:
+    """The dtype, if nets can compute in it. Raises TypeError otherwise."""
+    result = np.dtype(dtype)
+    if result not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise TypeError(f"a net computes in float32 or float64, not {result}")
+    return result

@@ -1,0 +1,454 @@
+"""Net: a prototxt compiled to schedules, with pycaffe's face."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from blobmem import devices
+from blobmem.errors import NetError, SharedBlobError
+from blobmem.layers.base import TEST, TRAIN, Context, Layer, PassState, default_seed
+from blobmem.layers.source import MemoryData
+from blobmem.memory import SyncedMemory
+from blobmem.memory.blob import Blob
+from blobmem.net import weights as weight_files
+from blobmem.net.build import float_dtype, initial_loss_weights, wire
+from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
+from blobmem.net.schedule import Need, Schedule, first_uses, secure
+from blobmem.net.sharing import SharingGroup, SharingReport, share_blobs
+from blobmem.ops.call import Call, call, overwrite_diff
+from blobmem.proto.text import read_net
+
+log = logging.getLogger("blobmem")
+
+
+class Net:
+    """A net in one phase, as `Net(model, phase, ...)` or, in pycaffe's older way, `Net(model, weights, phase)`.
+
+    Args:
+        model: path of a prototxt, or a NetParameter message.
+        phase: TRAIN or TEST.
+        weights: path of a caffemodel to take parameters from, by layer name.
+        level, stages: the rest of the net state that include and exclude rules look at.
+        device: where it computes; the default device when None.
+        seed: what random draws and fillers are a function of; the default seed when None.
+        dtype: float32 or float64.
+        batch: batch size given to all data and input layers, if not None.
+        input_shapes: top name -> shape of one item, for data layers whose source is absent.
+        params_from: a net whose parameters this one shares, by layer name.
+        forward_only: never runs backward, so that forward keeps nothing for it (masks, scales).
+        source: the file that a message came from, for error messages.
+
+    Raises NetError naming file, layer and field for a wrong model, FileNotFoundError's message in it for absent files.
+    Building allocates no activation.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *args: Any,
+        phase: int | None = None,
+        weights: str | os.PathLike[str] | None = None,
+        level: int = 0,
+        stages: Sequence[str] | None = None,
+        device: devices.Device | None = None,
+        seed: int | None = None,
+        dtype: Any = np.float32,
+        batch: int | None = None,
+        input_shapes: Mapping[str, Sequence[int]] | None = None,
+        params_from: Net | None = None,
+        forward_only: bool = False,
+        source: str = "",
+    ) -> None:
+        phase, weights = _phase_and_weights(args, phase, weights)
+        self.phase = phase
+        self.source = os.fspath(model) if isinstance(model, str | os.PathLike) else source
+        self.device = devices.default() if device is None else device
+        param = filter_net(read_net(model), net_state(phase, level, stages or ()), self.source)
+        if batch is not None:
+            set_batch(param, batch)
+        self.param = insert_splits(param, self.source)
+        self.name: str = self.param.name
+        self.state = PassState(default_seed() if seed is None else seed)
+        shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
+        dtype = float_dtype(dtype)
+        context = Context(self.device, phase, self.state, self.source, dtype, shapes)
+        graph = wire(self.param, context, forward_only)
+        self.forward_only = forward_only
+        self._nodes = graph.nodes
+        self.blobs: dict[str, Blob] = graph.blobs
+        self.learnable = graph.learnable
+        self.inputs: list[str] = graph.inputs
+        self.outputs: list[str] = graph.outputs
+        self.layers: list[Layer] = [node.layer for node in self._nodes]
+        self.layer_names: list[str] = [layer.name for layer in self.layers]
+        self.top_names: dict[str, list[str]] = {node.layer.name: node.top_names for node in self._nodes}
+        self.bottom_names: dict[str, list[str]] = {node.layer.name: node.bottom_names for node in self._nodes}
+        self.params: dict[str, list[Blob]] = {layer.name: layer.blobs for layer in self.layers if layer.blobs}
+        self.internals: dict[str, Blob] = {}
+        self.debug_info: bool = self.param.debug_info
+        self.identity = _Identity(f"net '{self.name}' ({PHASES[phase]})")
+        self.group = SharingGroup(self.identity)
+        self._shapes: list[tuple[int, ...]] | None = None
+        self._forward: Schedule = Schedule([], self.device)
+        self._backward: Schedule = Schedule([], self.device)
+        self._spans: dict[tuple[bool, int, int], _Span] = {}
+        self._name_blobs()
+        self._fill(params_from)
+        if weights is not None:
+            self.copy_trained_layers_from(weights)
+
+    # ---------------------------------------------------------------- building
+
+    def _name_blobs(self) -> None:
+        """Collect the internal arrays and make this net the owner of all it writes."""
+        self.internals = {blob.name: blob for layer in self.layers for blob in layer.internal.values()}
+        for blob in (*self.blobs.values(), *self.internals.values()):
+            blob.owner = self.identity
+
+    def _fill(self, params_from: Net | None) -> None:
+        """Give the parameters their first values, except those taken from another net or another layer."""
+        taken = weight_files.share_params(self.params, params_from.params) if params_from is not None else set()
+        calls = [
+            layer.initial_call(index)
+            for layer in self.layers
+            for index in range(len(layer.blobs))
+            if layer.name not in taken and index not in layer.shared_params
+        ]
+        # on the host, as files are: the device takes them with its first pass
+        schedule = Schedule(calls, self.device, on_host=True)
+        schedule.run()
+
+    def _calls(self) -> tuple[list[Call], list[Call]]:
+        forward: list[Call] = []
+        backward: list[Call] = []
+        for index, node in enumerate(self._nodes):
+            layer = node.layer
+            calls = list(layer.forward(node.bottom, node.top))
+            if node.need_backward:
+                # once, so that a script may set another gradient of the loss afterwards
+                calls += [
+                    call("fill", overwrite_diff(blob), value=weight, once=True)
+                    for blob, weight in initial_loss_weights(node)
+                ]
+            forward += _of_layer(calls, index, layer)
+        for index in range(len(self._nodes) - 1, -1, -1):
+            node = self._nodes[index]
+            if node.need_backward:
+                calls = list(node.layer.backward(node.bottom, node.top, node.bottom_need))
+                backward += _of_layer(calls, index, node.layer)
+        return forward, backward
+
+    def reshape(self) -> None:
+        """Let every layer give its tops their shapes anew, from the input blobs on."""
+        for node in self._nodes:
+            try:
+                node.layer.reshape(node.bottom, node.top)
+            except NetError:
+                raise
+            except (ValueError, IndexError) as error:
+                raise node.layer.error("shapes", f"bottoms that fit ({error})") from error
+        self._compile()
+
+    def _compile(self) -> None:
+        self._name_blobs()
+        self._shapes = [blob.shape for blob in self.blobs.values()]
+        forward, backward = self._calls()
+        self._forward = Schedule(forward, self.device)
+        self._backward = Schedule(backward, self.device)
+        self._spans = {}
+
+    def compiled(self) -> tuple[Schedule, Schedule]:
+        """The forward and the backward schedule for the blobs' present shapes."""
+        if self._shapes is None:
+            self._compile()
+        elif self._shapes != [blob.shape for blob in self.blobs.values()]:
+            self.reshape()
+        return self._forward, self._backward
+
+    # ---------------------------------------------------------------- running
+
+    def _span(self, backward: bool, first: int, last: int) -> _Span:
+        """The calls of layers first to last, with what they need and rely on."""
+        schedule = self.compiled()[backward]
+        span = self._spans.get((backward, first, last))
+        if span is None:
+            span = _Span(schedule, *schedule.span(range(first, last + 1)))
+            self._spans[backward, first, last] = span
+        return span
+
+    def prepare(self) -> None:
+        """Ask data sources what the next pass will bring, so that all shapes are known before anything runs."""
+        for node in self._nodes:
+            node.layer.prepare(node.top)
+
+    def needs(self, backward: bool = False) -> list[Need]:
+        """The capacity that a whole pass uses: forward, and backward if asked. Runs nothing."""
+        self.prepare()
+        last = len(self._nodes) - 1
+        needs = list(self._span(False, 0, last).needs)
+        return needs + list(self._span(True, 0, last).needs) if backward else needs
+
+    def run_forward(self, first: int = 0, last: int | None = None) -> float:
+        """Run layers first to last forward (positions, inclusive) and return their loss.
+
+        Everything is secured first: raises OutOfDeviceMemory before a byte is written, SharedBlobError if a layer
+        would read what another net has overwritten.
+        """
+        last = len(self._nodes) - 1 if last is None else last
+        with self.group.lock:
+            if first == 0:
+                self.prepare()
+            span = self._span(False, first, last)
+            secure(span.needs)
+            self.group.check(self.identity, span.first_uses)
+            self.state.iteration += 1
+            self._upload_inputs(first)
+            self.group.claim(self.identity, span.written)
+            self._run(span, False, range(first, last + 1))
+            return self._loss(first, last)
+
+    def run_backward(self, first: int | None = None, last: int = 0) -> None:
+        """Run layers first down to last backward (positions, inclusive). Parameter gradients are added to.
+
+        Raises what `run_forward` raises.
+        """
+        if self.forward_only:
+            raise NetError(f"{self.identity} was built with forward_only: it has no backward pass")
+        first = len(self._nodes) - 1 if first is None else first
+        with self.group.lock:
+            span = self._span(True, last, first)
+            secure(span.needs)
+            self.group.check(self.identity, span.first_uses)
+            self.group.claim(self.identity, span.written)
+            self._run(span, True, range(first, last - 1, -1))
+
+    def _run(self, span: _Span, backward: bool, layers: range) -> None:
+        if not self.debug_info:
+            span.schedule.run(span.start, span.stop)
+            return
+        for index in layers:
+            start, stop = span.schedule.span(range(index, index + 1))
+            span.schedule.run(start, stop)
+            self._log_layer(self._nodes[index], backward)
+
+    def _log_layer(self, node: Any, backward: bool) -> None:
+        direction = "backward" if backward else "forward"
+        name = node.layer.name
+        if backward:
+            shown = [
+                (f"bottom {b.name}", b.asum_diff(), b) for b, n in zip(node.bottom, node.bottom_need, strict=True) if n
+            ]
+            shown += [(f"param {b.name}", b.asum_diff(), b) for b in node.layer.blobs]
+        else:
+            shown = [(f"top {b.name}", b.asum_data(), b) for b in node.top]
+            shown += [(f"param {b.name}", b.asum_data(), b) for b in node.layer.blobs]
+        for what, total, blob in shown:
+            log.info(
+                "[%s] layer %s, %s %s: %.6g",
+                direction,
+                name,
+                what,
+                "diff" if backward else "data",
+                total / max(blob.count(), 1),
+            )
+
+    def _upload_inputs(self, first: int) -> None:
+        """A net input whose array the user still holds may have been written since: count it as a host write."""
+        if self.device.is_host:
+            return
+        for node in self._nodes[first:]:
+            if node.layer.type == "Input":
+                for blob in node.top:
+                    blob.touch_if_held()
+
+    def _loss(self, first: int, last: int) -> float:
+        if not self.device.compute:
+            return 0.0
+        total = 0.0
+        for node in self._nodes[first : last + 1]:
+            for blob, weight in initial_loss_weights(node):
+                total += weight * float(blob.cpu_data().sum(dtype=np.float64))
+        return total
+
+    def forward(
+        self, blobs: Iterable[str] | None = None, start: str | None = None, end: str | None = None, **inputs: Any
+    ) -> dict[str, np.ndarray]:
+        """Run forward, from layer `start` to layer `end` (names, inclusive), and return output arrays by name.
+
+        Args:
+            blobs: names of further blobs to return.
+            inputs: arrays for the net's inputs by name; all of them or none.
+
+        Raises KeyError for an unknown name, ValueError if the inputs given are not the net's, or of another batch size.
+        """
+        if inputs:
+            self._set_inputs(inputs)
+        last = len(self._nodes) - 1 if end is None else self._position(end)
+        self.run_forward(0 if start is None else self._position(start), last)
+        names = self.outputs if end is None else self._nodes[last].top_names
+        return {name: self.blobs[name].data for name in dict.fromkeys([*names, *(blobs or ())])}
+
+    def backward(
+        self, diffs: Iterable[str] | None = None, start: str | None = None, end: str | None = None, **top_diffs: Any
+    ) -> dict[str, np.ndarray]:
+        """Run backward, from layer `start` down to layer `end` (names, inclusive), and return gradients by name.
+
+        Args:
+            diffs: names of further blobs whose gradients to return.
+            top_diffs: gradients of the net's outputs (or of `start`'s tops) by name; all of them or none.
+
+        Raises KeyError for an unknown name, ValueError if the gradients given are not those of the outputs.
+        """
+        first = len(self._nodes) - 1 if start is None else self._position(start)
+        if top_diffs:
+            expected = self.outputs if start is None else self._nodes[first].top_names
+            if set(top_diffs) != set(expected):
+                raise ValueError(f"backward takes the gradients of {', '.join(expected)}; got {', '.join(top_diffs)}")
+            for name, values in top_diffs.items():
+                _assign(self.blobs[name].diff, values, name)
+        last = 0 if end is None else self._position(end)
+        self.run_backward(first, last)
+        names = self.inputs if end is None else self._nodes[last].bottom_names
+        return {name: self.blobs[name].diff for name in dict.fromkeys([*names, *(diffs or ())])}
+
+    def _set_inputs(self, inputs: Mapping[str, Any]) -> None:
+        if set(inputs) != set(self.inputs):
+            raise ValueError(f"the inputs of this net are {', '.join(self.inputs) or 'none'}; got {', '.join(inputs)}")
+        for name, values in inputs.items():
+            blob = self.blobs[name]
+            if np.ndim(values) and blob.shape and np.shape(values)[0] != blob.shape[0]:
+                raise ValueError(
+                    f"input '{name}' is for a batch of {blob.shape[0]}, got {np.shape(values)[0]}: "
+                    "call net.blobs[name].reshape(...) first"
+                )
+            _assign(blob.data, values, name)
+
+    def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
+        """Have the net's MemoryData layer serve these arrays, (items, channels, height, width) and (items,).
+
+        Raises NetError if there is no such layer, ValueError if the arrays do not fit it.
+        """
+        for layer in self.layers:
+            if isinstance(layer, MemoryData):
+                layer.reset(data, labels)
+                return
+        raise NetError(f"{self.identity} has no MemoryData layer to give arrays to")
+
+    def _position(self, layer: str) -> int:
+        try:
+            return self.layer_names.index(layer)
+        except ValueError:
+            raise KeyError(f"no layer '{layer}' in {self.identity}; layers: {', '.join(self.layer_names)}") from None
+
+    def clear_param_diffs(self) -> None:
+        """Set all parameter gradients to zero, without touching their bytes."""
+        for entry in self.learnable:
+            view = entry.blob.diff_view
+            view.memory.clear(view.offset, view.nbytes)
+
+    # ---------------------------------------------------------------- parameters and files
+
+    def copy_trained_layers_from(self, weights: Any) -> None:
+        """Take parameters from a caffemodel (path or NetParameter), by layer name; other layers keep theirs.
+
+        Raises NetError if a layer's parameters differ in number or shape.
+        """
+        weight_files.load(self, weights)
+
+    copy_from = copy_trained_layers_from
+
+    def to_proto(self, write_diff: bool = False) -> Any:
+        """The NetParameter with the parameters' values (and gradients if asked)."""
+        return weight_files.to_proto(self, write_diff)
+
+    def save(self, path: str | os.PathLike[str], write_diff: bool = False) -> None:
+        """Write the caffemodel, atomically: a reader sees the old file or the whole new one."""
+        weight_files.save(self, path, write_diff)
+
+    # ---------------------------------------------------------------- sharing
+
+    def share_with(self, other: Net) -> None:
+        """Use the other net's parameters, by layer name."""
+        weight_files.share_params(self.params, other.params)
+
+    def share_blobs_with(self, other: Net) -> SharingReport:
+        """Put every eligible blob into the memory of the other net's blob of that name; parameters too.
+
+        The two nets then run one at a time, and reading a blob that the other one has overwritten raises
+        SharedBlobError. Returns what was shared and, for the rest, why not.
+        """
+        if other.device is not self.device:
+            raise SharedBlobError(f"{self.identity} and {other.identity} are on different devices: they cannot share")
+        self.share_with(other)
+        report = share_blobs(self, other)
+        self.group.join(other.group, [self, other])
+        return report
+
+    def first_uses(self) -> dict[SyncedMemory, bool]:
+        """For each memory of a whole pass: whether the pass replaces it before reading it."""
+        forward, backward = self.compiled()
+        return first_uses([*forward.calls, *backward.calls])
+
+    def __repr__(self) -> str:
+        return f"<{self.identity}, {len(self.layers)} layers>"
+
+
+class _Identity:
+    """Who wrote a shared memory last; by identity, without keeping the net alive."""
+
+    __slots__ = ("__weakref__", "label")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def __str__(self) -> str:
+        return self.label
+
+
+class _Span:
+    """A run of calls, with what it needs, what it relies on and what it writes."""
+
+    __slots__ = ("first_uses", "needs", "schedule", "start", "stop", "written")
+
+    def __init__(self, schedule: Schedule, start: int, stop: int) -> None:
+        self.schedule = schedule
+        self.start, self.stop = start, stop
+        calls = schedule.calls[start:stop]
+        self.needs = schedule.needs(start, stop)
+        self.first_uses = first_uses(calls)
+        self.written = list({view.memory: None for item in calls for view in item.writes})
+
+
+def _of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:
+    result = list(calls)
+    for item in result:
+        item.layer, item.layer_name = index, layer.name
+    return result
+
+
+def _assign(array: np.ndarray, values: Any, name: str) -> None:
+    try:
+        array[...] = values
+    except ValueError:
+        raise ValueError(f"'{name}' has shape {array.shape}, got values of shape {np.shape(values)}") from None
+
+
+def _phase_and_weights(args: Sequence[Any], phase: int | None, weights: Any) -> tuple[int, Any]:
+    """Tell `Net(model, phase)`, `Net(model, phase, weights)` and `Net(model, weights, phase)` apart."""
+    for arg in args:
+        if isinstance(arg, str | os.PathLike):
+            if weights is not None:
+                raise TypeError("Net got two files of weights")
+            weights = arg
+        elif isinstance(arg, int | np.integer) and phase is None:
+            phase = int(arg)
+        else:
+            raise TypeError(f"Net(model, phase, ...) or Net(model, weights, phase): {arg!r} does not fit")
+    if phase not in (TRAIN, TEST):
+        raise TypeError(f"Net needs a phase, blobmem.TRAIN or blobmem.TEST, got {phase!r}")
+    return phase, weights

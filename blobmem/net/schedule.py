@@ -1,0 +1,190 @@
+"""The schedule: a net compiled to a flat list of calls, and what runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blobmem.devices import Device
+from blobmem.memory import Intent, Side, SyncedMemory, View
+from blobmem.memory.workspace import workspace
+from blobmem.ops.call import Call, Operand
+from blobmem.ops.registry import ArraySpec, Op, table
+
+
+class Need(NamedTuple):
+    """Capacity that a run will use: bytes from the start of one side of a memory."""
+
+    memory: SyncedMemory
+    side: Side
+    nbytes: int
+
+
+def secure(needs: Iterable[Need]) -> None:
+    """Allocate all of it or nothing.
+
+    Raises OutOfDeviceMemory (or MemoryError on the host) with every capacity as it was before.
+    """
+    grown: list[Need] = []
+    try:
+        for memory, side, nbytes in needs:
+            before = memory.gpu_capacity if side is Side.DEVICE else memory.cpu_capacity
+            if nbytes > before:
+                memory.reserve(side, nbytes)
+                grown.append(Need(memory, side, before))
+    except MemoryError:
+        for memory, side, before in reversed(grown):
+            memory.unreserve(side, before)
+        raise
+
+
+class _Bound:
+    """An operand and the array it was last resolved to, which stays good while its memory's epoch does."""
+
+    __slots__ = ("array", "dtype", "epoch", "operand", "shape", "view")
+
+    def __init__(self, operand: Operand) -> None:
+        self.operand = operand
+        self.shape = operand.op_shape
+        self.dtype = operand.blob.dtype
+        self.view: View | None = None
+        self.array: Any = None
+        self.epoch = -1
+
+    def resolve(self, side: Side, device: Device, intent: Intent, view: View) -> None:
+        memory = view.memory
+        if view is self.view and memory.epoch == self.epoch:
+            return
+        address = memory.access(side, view.offset, view.nbytes, intent)
+        if side is Side.HOST:
+            self.array = memory.host_array(view.offset, self.shape, self.dtype, lend=False)
+        elif device.compute:
+            self.array = device.as_array(address, self.shape, self.dtype)
+        self.view, self.epoch = view, memory.epoch
+
+
+class _Step:
+    """A call bound to a device: its op, the side it runs on, its operands and its scratch."""
+
+    __slots__ = ("accumulators", "attributes", "bound", "call", "device", "done", "fn", "order", "scratch", "side")
+
+    def __init__(self, call: Call, device: Device, ops: dict[str, Op], on_host: bool) -> None:
+        self.call = call
+        self.device = device
+        self.side = Side.HOST if on_host or call.on_host else Side.DEVICE
+        self.bound = [None if operand is None else _Bound(operand) for operand in call.operands]
+        # reads first: an overwrite marks bytes as current here, and a read after it would not fetch them
+        self.order = sorted(filter(None, self.bound), key=lambda bound: bound.operand.intent is Intent.OVERWRITE)
+        self.accumulators = [bound for bound in self.order if bound.operand.accumulate]
+        self.attributes = dict(call.attributes)
+        self.done: list[View] | None = None
+        self.scratch = 0
+        self.fn: Callable[..., Any]
+        if isinstance(call.op, str):
+            op = ops[call.op]
+            specs = [None if b is None else ArraySpec(tuple(b.shape), b.dtype) for b in self.bound]
+            cases = [{"accumulate": False}, {"accumulate": True}] if self.accumulators else [{}]
+            self.scratch = max(op.workspace_bytes(*specs, **self.attributes, **case) for case in cases)
+            self.fn = op.fn
+        else:
+            self.fn = call.op
+
+    def needs(self) -> Iterable[Need]:
+        for bound in self.order:
+            view = bound.operand.view
+            yield Need(view.memory, self.side, view.offset + view.nbytes)
+
+    def run(self) -> None:
+        if self.call.once:
+            views = [bound.operand.view for bound in self.order]
+            if self.done is not None and all(a is b for a, b in zip(self.done, views, strict=True)):
+                return
+            self.done = views
+        attributes = self.attributes
+        fresh = False
+        if self.accumulators:
+            fresh = all(
+                view.memory.is_zero(view.offset, view.nbytes)
+                for view in (bound.operand.view for bound in self.accumulators)
+            )
+            attributes["accumulate"] = not fresh
+        for bound in self.order:
+            operand = bound.operand
+            intent = Intent.OVERWRITE if fresh and operand.accumulate else operand.intent
+            bound.resolve(self.side, self.device, intent, operand.view)
+        if not self.device.compute:
+            return
+        if self.scratch:
+            attributes["ws"] = self._scratch()
+        self.fn(*[None if bound is None else bound.array for bound in self.bound], **attributes)
+
+    def _scratch(self) -> Any:
+        memory = workspace(self.device)
+        address = memory.access(self.side, 0, self.scratch, Intent.OVERWRITE)
+        if self.side is Side.HOST:
+            return memory.host_array(0, (self.scratch,), np.uint8, lend=False)
+        return self.device.as_array(address, (self.scratch,), np.uint8)
+
+
+class Schedule:
+    """Calls in the order in which they run, bound to a device.
+
+    Steps follow their blobs: after a reshape, growth or another sharing the next run uses the new places.
+    """
+
+    def __init__(self, calls: Sequence[Call], device: Device, on_host: bool = False) -> None:
+        self.calls = list(calls)
+        self.device = device
+        self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
+        ops = table("host")
+        self._steps = [_Step(call, device, ops, self.side is Side.HOST) for call in self.calls]
+
+    def span(self, layers: range) -> tuple[int, int]:
+        """Positions [start, stop) of the calls of these layers, which stand together."""
+        wanted = [i for i, call in enumerate(self.calls) if call.layer in layers]
+        return (wanted[0], wanted[-1] + 1) if wanted else (0, 0)
+
+    def scratch_bytes(self, start: int = 0, stop: int | None = None) -> int:
+        """Bytes of workspace on the device's computing side (host calls need none)."""
+        return max((step.scratch for step in self._steps[start:stop]), default=0)
+
+    def needs(self, start: int = 0, stop: int | None = None) -> list[Need]:
+        """All the capacity that a run of these calls will use, workspace included."""
+        most: dict[tuple[SyncedMemory, Side], int] = {}
+        for step in self._steps[start:stop]:
+            for memory, side, nbytes in step.needs():
+                if nbytes > most.get((memory, side), 0):
+                    most[memory, side] = nbytes
+        scratch = self.scratch_bytes(start, stop)
+        if scratch:
+            most[workspace(self.device), self.side] = scratch
+        return [Need(memory, side, nbytes) for (memory, side), nbytes in most.items()]
+
+    def run(self, start: int = 0, stop: int | None = None) -> None:
+        """Run the calls; what they need should have been secured."""
+        for step in self._steps[start:stop]:
+            step.run()
+
+
+def first_uses(calls: Iterable[Call]) -> dict[SyncedMemory, bool]:
+    """For each memory the calls use: whether its first use replaces all that the calls ever use of it.
+
+    A `once` call may not run, so it counts as a read of what it leaves alone.
+    """
+    extent: dict[SyncedMemory, int] = {}
+    replaced: dict[SyncedMemory, bool] = {}
+    for call in calls:
+        operands = sorted(call.present(), key=lambda operand: operand.intent is Intent.OVERWRITE)
+        for operand in operands:
+            view = operand.view
+            stop = view.offset + view.nbytes
+            whole = operand.intent is Intent.OVERWRITE and not call.once
+            if view.memory not in replaced:
+                replaced[view.memory] = whole
+                extent[view.memory] = stop
+            elif stop > extent[view.memory]:
+                extent[view.memory] = stop
+                replaced[view.memory] = replaced[view.memory] and whole
+    return replaced

@@ -1,0 +1,370 @@
+"""Net: building, running in parts, gradients, parameters, reshaping, files, errors, running out."""
+
+import gc
+import logging
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from blobmem import TEST, TRAIN, Net, NetError, OutOfDeviceMemory, SimulatedDevice
+from blobmem.devices import HOST
+from blobmem.memory import Head
+
+MLP = """
+name: "mlp"
+layer { name: "in" type: "Input" top: "x" top: "t" input_param { shape { dim: 4 dim: 6 } shape { dim: 4 dim: 3 } } }
+layer { name: "ip1" type: "InnerProduct" bottom: "x" top: "ip1"
+  inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "relu" type: "ReLU" bottom: "ip1" top: "ip1" }
+layer { name: "ip2" type: "InnerProduct" bottom: "ip1" top: "ip2"
+  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "ip2" bottom: "t" top: "loss" }
+"""
+
+
+@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+def device(request):
+    return request.param()
+
+
+def filled(net, seed=0):
+    rng = np.random.default_rng(seed)
+    for name in net.inputs:
+        net.blobs[name].data[...] = rng.normal(size=net.blobs[name].shape)
+    return net
+
+
+def test_pycaffes_face(device):
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    assert list(net.blobs) == ["x", "t", "ip1", "ip2", "loss"]
+    assert list(net.params) == ["ip1", "ip2"]
+    assert [blob.shape for blob in net.params["ip1"]] == [(5, 6), (5,)]
+    assert net.inputs == ["x", "t"]
+    assert net.outputs == ["loss"]
+    assert [layer.type for layer in net.layers][:2] == ["Input", "InnerProduct"]
+    assert net.layers[1].blobs[0] is net.params["ip1"][0]
+    out = net.forward()
+    assert list(out) == ["loss"] and out["loss"].shape == ()
+    assert set(net.forward(blobs=["ip2"])) == {"loss", "ip2"}
+    assert list(net.forward(end="ip1")) == ["ip1"]
+
+
+def test_inputs_by_keyword(device):
+    net = Net(MLP, TRAIN, device=device, seed=1)
+    x, t = np.ones((4, 6)), np.zeros((4, 3))
+    first = float(net.forward(x=x, t=t)["loss"])
+    net.blobs["x"].data[...], net.blobs["t"].data[...] = x, t
+    assert float(net.forward()["loss"]) == first
+    with pytest.raises(ValueError, match="inputs of this net are x, t; got x"):
+        net.forward(x=x)
+    with pytest.raises(ValueError, match="batch of 4, got 5"):
+        net.forward(x=np.ones((5, 6)), t=np.zeros((5, 3)))
+    with pytest.raises(KeyError, match="no layer 'ip9'.*layers: in, ip1"):
+        net.forward(start="ip9")
+
+
+def test_older_calls_and_bad_ones(tmp_path):
+    path, weights = tmp_path / "net.prototxt", tmp_path / "net.caffemodel"
+    path.write_text(MLP)
+    net = Net(path, TRAIN, seed=1)
+    net.save(weights)
+    again = Net(str(path), str(weights), TEST)
+    np.testing.assert_array_equal(again.params["ip1"][0].cpu_data(), net.params["ip1"][0].cpu_data())
+    keyword = Net(str(path), TEST, weights=weights)
+    np.testing.assert_array_equal(keyword.params["ip2"][0].cpu_data(), net.params["ip2"][0].cpu_data())
+    with pytest.raises(TypeError, match="needs a phase"):
+        Net(path)
+    with pytest.raises(NetError, match="none.prototxt"):
+        Net(tmp_path / "none.prototxt", TRAIN)
+
+
+def test_parts_of_the_net_equal_the_whole(device):
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    whole = float(net.forward()["loss"])
+    net.backward()
+    grads = [blob.diff.copy() for blob in net.params["ip1"]]
+    net.clear_param_diffs()
+    net.forward(end="relu")
+    assert float(net.forward(start="ip2")["loss"]) == whole
+    assert set(net.backward(end="ip2")) == {"ip1"}
+    net.backward(start="relu")
+    for grad, blob in zip(grads, net.params["ip1"], strict=True):
+        np.testing.assert_array_equal(grad, blob.diff)
+
+
+def test_gradients_accumulate_until_cleared(device):
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    net.forward()
+    net.backward()
+    once = net.params["ip1"][0].diff.copy()
+    net.backward()
+    np.testing.assert_allclose(net.params["ip1"][0].diff, 2 * once, rtol=1e-6)
+    net.clear_param_diffs()
+    assert not net.params["ip1"][0].cpu_diff().any()
+    net.backward()
+    np.testing.assert_array_equal(net.params["ip1"][0].diff, once)
+
+
+def test_backward_from_a_hand_set_gradient(device):
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    net.forward()
+    diff = np.full((4, 3), 0.5, np.float32)
+    net.blobs["ip2"].diff[...] = diff
+    net.backward(start="ip2")
+    np.testing.assert_allclose(net.params["ip2"][1].diff, diff.sum(0))
+    headless = Net(MLP.replace('bottom: "t" top: "loss"', 'bottom: "t" top: "loss" loss_weight: 0'), TRAIN, seed=1)
+    assert headless.backward() is not None
+    with pytest.raises(ValueError, match="takes the gradients of loss; got ip2"):
+        net.backward(ip2=diff)
+
+
+def test_a_script_may_change_the_gradient_of_the_loss(device):
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    net.forward()
+    net.backward()
+    once = net.params["ip1"][0].diff.copy()
+    net.clear_param_diffs()
+    net.blobs["loss"].diff[...] = 3
+    net.forward()
+    net.backward()
+    np.testing.assert_allclose(net.params["ip1"][0].diff, 3 * once, rtol=1e-5)
+
+
+def test_building_allocates_no_activation(device):
+    net = Net(MLP, TRAIN, device=device, seed=1)
+    for blob in net.blobs.values():
+        memory = blob.data_view.memory
+        assert memory.cpu_capacity == memory.gpu_capacity == 0
+        assert memory.head in (Head.UNINITIALIZED,)
+    if not device.is_host:
+        assert device.statistics.allocations == 0
+
+
+def test_reshape_on_the_fly(device):
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    net.run_forward()
+    for batch in (2, 9, 4):
+        net.blobs["x"].reshape(batch, 6)
+        net.blobs["t"].reshape(batch, 3)
+        filled(net, batch)
+        loss = net.run_forward()
+        net.run_backward()
+        fresh = Net(MLP.replace("dim: 4", f"dim: {batch}"), TRAIN, seed=1)
+        filled(fresh, batch)
+        assert loss == pytest.approx(fresh.run_forward(), rel=1e-6)
+        assert net.blobs["ip2"].shape == (batch, 3)
+    net.blobs["x"].reshape(4, 7)
+    with pytest.raises(NetError, match=r"layer 'ip1' \(InnerProduct\), bottom: expected 6 values.*'x' \(4 x 7\)"):
+        net.run_forward()
+
+
+SHARED = """
+force_backward: true
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 3 dim: 4 } } }
+layer { name: "a" type: "InnerProduct" bottom: "x" top: "a" param { name: "w" lr_mult: 2 } param { name: "b" }
+  inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+layer { name: "b" type: "InnerProduct" bottom: "a" top: "b" param { name: "w" } param { name: "b" decay_mult: 0 }
+  inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+"""
+
+
+def test_parameters_shared_by_name(device):
+    net = filled(Net(SHARED, TRAIN, device=device, seed=1))
+    assert net.params["a"][0].data_view == net.params["b"][0].data_view
+    assert [(p.name, p.lr_mult, p.decay_mult) for p in net.learnable] == [("w", 2.0, 1.0), ("b", 1.0, 0.0)]
+    net.params["a"][0].data[...] = np.eye(4)
+    assert (net.params["b"][0].cpu_data() == np.eye(4)).all()
+    net.run_forward()
+    net.blobs["b"].diff[...] = 1
+    net.run_backward()
+    x = net.blobs["x"].cpu_data()
+    np.testing.assert_allclose(net.params["a"][0].cpu_diff(), 2 * np.ones((4, 3)) @ x, rtol=1e-5)
+
+
+def test_parameters_that_cannot_be_shared():
+    wider = SHARED.replace('bottom: "a" top: "b"', 'bottom: "x" top: "b"')
+    wider = "num_output: 5".join(wider.rsplit("num_output: 4", 1))
+    with pytest.raises(NetError, match="layer 'b'.*param 0: expected the shape of 'w' in layer 'a'"):
+        Net(wider, TRAIN)
+    other = SHARED.replace('top: "b" param { name: "w" }', 'top: "b" param { name: "w" lr_mult: 3 }')
+    with pytest.raises(NetError, match=r"lr_mult: expected that of the shared 'w', 2.0, got 3.0"):
+        Net(other, TRAIN)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('layer { name: "a" type: "Relu" bottom: "x" top: "y" }', "layer 'a': unknown type 'Relu'; did you mean .*ReLU"),
+        ('layer { name: "a" type: "ReLU" bottom: "x" top: "x" } layer { name: "a" type: "ReLU" bottom: "x" top: "y" }',
+         "two layers of this phase are named 'a'"),
+        ('layer { name: "a" type: "ReLU" bottom: "x" top: "y" } layer { name: "b" type: "TanH" bottom: "x" top: "y" }',
+         "layer 'b'.*top: expected a name that no earlier layer produces.*'y'"),
+        ('layer { name: "a" type: "ReLU" bottom: "x" bottom: "x" top: "y" }', "layer 'a'.*bottom: expected 1, got 2"),
+        ('layer { name: "c" type: "Convolution" bottom: "x" top: "y" convolution_param { num_output: 2 } }',
+         "layer 'c' .*kernel_size: expected a value"),
+        ('layer { name: "c" type: "Convolution" bottom: "x" top: "y" convolution_param { kernel_size: 9 num_output: 2 } }',
+         "kernel_size: expected a window that fits"),
+        ('layer { name: "c" type: "Convolution" bottom: "x" top: "y" '
+         "convolution_param { kernel_size: 1 num_output: 2 group: 2 } }", "group: expected a divisor of 3 channels"),
+        ('layer { name: "p" type: "Pooling" bottom: "x" top: "y" }', "layer 'p'.*kernel_size: expected 1 or more"),
+        ('layer { name: "i" type: "InnerProduct" bottom: "x" top: "y" }', "num_output: expected 1 or more"),
+        ('layer { name: "d" type: "Dropout" bottom: "x" top: "y" dropout_param { dropout_ratio: 1 } }', "dropout_ratio"),
+        ('layer { name: "s" type: "Softmax" bottom: "x" top: "y" softmax_param { axis: 4 } }', "axis: expected an axis of"),
+        ('layer { name: "f" type: "InnerProduct" bottom: "x" top: "y" '
+         'inner_product_param { num_output: 1 weight_filler { type: "magic" } } }', "layer 'f'.*filler type.*'magic'"),
+        ('layer { name: "r" type: "Reshape" bottom: "x" top: "y" reshape_param { shape { dim: 7 dim: -1 } } }',
+         "layer 'r'.*shape: expected"),
+        ('layer { name: "r" type: "ReLU" bottom: "x" top: "y" propagate_down: true propagate_down: true }',
+         "propagate_down: expected none or 1"),
+    ],
+)  # fmt: skip
+def test_wrong_models_name_layer_and_field(text, message, tmp_path):
+    path = tmp_path / "wrong.prototxt"
+    head = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }\n'
+    path.write_text(head + text)
+    with pytest.raises(NetError, match=message) as error:
+        Net(path, TRAIN)
+    assert "wrong.prototxt" in str(error.value)
+
+
+def test_propagate_down_stops_a_gradient(device):
+    text = MLP.replace('bottom: "ip1" top: "ip2"', 'bottom: "ip1" top: "ip2" propagate_down: false')
+    net = filled(Net(text, TRAIN, device=device, seed=1))
+    net.run_forward()
+    net.run_backward()
+    assert net.params["ip2"][0].cpu_diff().any()
+    assert not net.params["ip1"][0].cpu_diff().any()
+
+
+def test_frozen_layers_cost_nothing_backward():
+    net = Net(MLP.replace('bottom: "x" top: "ip1"', 'bottom: "x" top: "ip1" param { lr_mult: 0 } param { lr_mult: 0 }'),
+              TRAIN, seed=1)  # fmt: skip
+    layers = {call.layer_name for call in net.compiled()[1].calls}
+    assert layers == {"loss", "ip2"}
+
+
+def test_files_round_trip_and_mismatches(tmp_path):
+    net = Net(MLP, TRAIN, seed=1)
+    net.save(tmp_path / "a.caffemodel")
+    other = Net(MLP, TRAIN, seed=2)
+    other.copy_from(tmp_path / "a.caffemodel")
+    for name in net.params:
+        for mine, theirs in zip(net.params[name], other.params[name], strict=True):
+            np.testing.assert_array_equal(mine.cpu_data(), theirs.cpu_data())
+    renamed = Net(MLP.replace('"ip2"', '"new"'), TRAIN, seed=2)
+    before = renamed.params["new"][0].cpu_data().copy()
+    renamed.copy_from(tmp_path / "a.caffemodel")
+    np.testing.assert_array_equal(renamed.params["new"][0].cpu_data(), before)
+    wider = Net(MLP.replace("num_output: 5", "num_output: 6"), TRAIN, seed=2)
+    values = wider.params["ip1"][0].cpu_data().copy()
+    with pytest.raises(NetError, match=r"a.caffemodel: layer 'ip1', parameter 0 has shape \(5, 6\), \(6, 6\) in"):
+        wider.copy_from(tmp_path / "a.caffemodel")
+    np.testing.assert_array_equal(wider.params["ip1"][0].cpu_data(), values)
+
+
+def test_seed_decides_the_fillers():
+    first, second, third = (Net(MLP, TRAIN, seed=seed).params["ip1"][0].cpu_data() for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, second)
+    assert (first != third).any()
+
+
+def test_debug_info_logs_every_layer(caplog):
+    net = filled(Net("debug_info: true\n" + MLP, TRAIN, seed=1))
+    plain = filled(Net(MLP, TRAIN, seed=1))
+    with caplog.at_level(logging.INFO, "blobmem"):
+        assert net.run_forward() == plain.run_forward()
+        net.run_backward()
+    assert "[forward] layer ip2, top ip2 data" in caplog.text
+    assert "[backward] layer ip1, param ip1/0 diff" in caplog.text
+
+
+def test_running_out_changes_nothing_and_can_be_repeated():
+    free = SimulatedDevice()
+    net = filled(Net(MLP, TRAIN, device=free, seed=1))
+    expected = net.run_forward()
+    net.run_backward()
+    plan = free.statistics.bytes_held
+    calls = free.statistics.allocations + free.statistics.grows
+    device = SimulatedDevice(capacity=plan - 1)
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    assert net.run_forward() == expected
+    with pytest.raises(OutOfDeviceMemory, match="asked for.*free.*largest holders"):
+        net.run_backward()
+    device.capacity = plan
+    net.run_backward()
+
+    for ordinal in range(1, calls + 1):
+        device = SimulatedDevice(fail_at=ordinal)
+        net = filled(Net(MLP, TRAIN, device=device, seed=1))
+        failures = 0
+        for run in (net.run_forward, net.run_backward):
+            before = device.statistics.bytes_held
+            iteration = net.state.iteration
+            try:
+                loss = run()
+            except OutOfDeviceMemory:
+                failures += 1
+                assert device.statistics.bytes_held == before
+                assert net.state.iteration == iteration
+                loss = run()
+            if run == net.run_forward:
+                assert loss == expected
+        assert failures == 1
+
+
+def test_an_input_array_kept_is_uploaded_each_time():
+    device = SimulatedDevice()
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    array = net.blobs["x"].data
+    net.run_forward()
+    array[...] = 0
+    loss = net.run_forward()
+    reference = filled(Net(MLP, TRAIN, seed=1))
+    reference.blobs["x"].data[...] = 0
+    assert loss == reference.run_forward()
+    del array
+    gc.collect()
+    net.run_forward()
+    before = device.statistics.htod_copies
+    net.run_forward()
+    assert device.statistics.htod_copies == before
+
+
+def test_an_array_outlives_its_net(device):
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    array = net.forward()["loss"]
+    value = float(array)
+    del net
+    gc.collect()
+    assert float(array) == value
+    if not device.is_host:
+        assert device.statistics.bytes_held <= device.statistics.peak_bytes
+
+
+def test_a_net_gives_its_device_memory_back():
+    device = SimulatedDevice()
+    for _ in range(3):
+        net = filled(Net(MLP, TRAIN, device=device, seed=1))
+        net.run_forward()
+        net.run_backward()
+        del net
+    scratch = [nbytes for label, nbytes in device.holders() if label == "workspace"]
+    assert device.statistics.bytes_held == sum(scratch)
+
+
+def test_a_steady_step_makes_no_python_garbage_to_speak_of():
+    net = filled(Net(MLP.replace("num_output: 5", "num_output: 2000").replace("dim: 4", "dim: 500"), TRAIN, seed=1))
+
+    def step():
+        net.clear_param_diffs()
+        net.run_forward()
+        net.run_backward()
+
+    step()
+    step()
+    tracemalloc.start()
+    step()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
