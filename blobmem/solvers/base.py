@@ -1,0 +1,380 @@
+"""The solver: iterations of forward, backward and update, with tests, reports and snapshots in between."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from blobmem import devices
+from blobmem.errors import NetError
+from blobmem.net import Net, SharingReport, build_nets
+from blobmem.net.schedule import secure
+from blobmem.proto import caffe_pb2
+from blobmem.proto.text import read_solver
+from blobmem.solvers import carried, snapshot
+from blobmem.solvers.events import Callbacks, Display, TestResult, outputs_of
+from blobmem.solvers.update import Updater
+
+log = logging.getLogger("blobmem")
+
+
+class Solver:
+    """Trains the net of a solver file, as pycaffe's solvers do. Made by `get_solver`, or by the class of its type.
+
+    Args:
+        model: path of a solver prototxt, or a SolverParameter message.
+        share: train and test nets share blobs by name; otherwise parameters only, which scripts that hold on to blobs
+            of both nets rely on.
+        device: a Device or its word ("cpu", "simulated:8GiB"); the default device when None.
+        seed: what fillers and random draws are a function of; the solver's random_seed when None.
+        net_options: as for `build_nets` (dtype, input_shapes, train_batch, test_batches).
+
+    Attributes:
+        param: the SolverParameter.
+        net: the train net.
+        test_nets: the test nets.
+        reports: what each test net shares with the nets before it.
+        updater: the update, with the history blobs and the learning rate.
+        stopped: whether `stop` ended the last `step` or `solve`.
+
+    Raises NetError naming the file and field for anything wrong in the files.
+    """
+
+    updater_type: ClassVar[type[Updater]]
+
+    def __init__(
+        self,
+        model: Any,
+        share: bool = False,
+        device: devices.Device | str | None = None,
+        seed: int | None = None,
+        **net_options: Any,
+    ) -> None:
+        if not hasattr(type(self), "updater_type"):
+            raise TypeError("Solver is the base of SGDSolver and the like: use blobmem.get_solver(file)")
+        self.source = file_of(model)
+        self.param: Any = read_solver(model)
+        if seed is None and self.param.random_seed >= 0:
+            seed = self.param.random_seed
+        place = None if device is None else devices.get(device)
+        nets = build_nets(self.source or self.param, share, device=place, seed=seed, **net_options)
+        self.net: Net = nets.train
+        self.test_nets: list[Net] = nets.tests
+        self.reports: list[SharingReport] = nets.reports
+        self.updater = self.updater_type(self.param, self.net, self.source)
+        self.stopped = False
+        self._iter = 0
+        self._losses: deque[float] = deque(maxlen=max(1, self.param.average_loss))
+        self._callbacks = Callbacks()
+        self._load_weights()
+
+    def _load_weights(self) -> None:
+        """Start from the files of the solver's `weights`, which may each be several with commas between."""
+        for name in (part.strip() for given in self.param.weights for part in given.split(",")):
+            path = Path(name)
+            beside = Path(self.source).parent / name
+            if not path.exists() and self.source and beside.exists():
+                path = beside
+            self.net.copy_trained_layers_from(path)
+            for net in self.test_nets:
+                if set(net.params) - set(self.net.params):
+                    net.copy_trained_layers_from(path)
+
+    # ---------------------------------------------------------------- pycaffe's face
+
+    @property
+    def iter(self) -> int:
+        """Iterations that are behind."""
+        return self._iter
+
+    @property
+    def type(self) -> str:
+        """The solver's type, as in prototxt."""
+        return self.updater_type.type
+
+    @property
+    def smoothed_loss(self) -> float:
+        """The mean loss of the last `average_loss` iterations; 0 before the first."""
+        return sum(self._losses) / len(self._losses) if self._losses else 0.0
+
+    def add_callback(
+        self,
+        on_start: Callable[[], Any] | None = None,
+        on_gradients_ready: Callable[[], Any] | None = None,
+        *,
+        on_iteration: Callable[[int, float], Any] | None = None,
+        on_test: Callable[[TestResult], Any] | None = None,
+        on_display: Callable[[Display], Any] | None = None,
+        on_snapshot: Callable[[str], Any] | None = None,
+    ) -> None:
+        """Have callables called during training.
+
+        Args:
+            on_start: before the forward pass of each iteration.
+            on_gradients_ready: between backward and update; it may change the gradients.
+            on_iteration: at the end of each, with the iterations behind and the iteration's loss.
+            on_test: with each test net's TestResult.
+            on_display: with a Display, every `display` iterations.
+            on_snapshot: with the path of each solverstate written.
+        """
+        self._callbacks.add(
+            on_start=on_start,
+            on_gradients_ready=on_gradients_ready,
+            on_iteration=on_iteration,
+            on_test=on_test,
+            on_display=on_display,
+            on_snapshot=on_snapshot,
+        )
+
+    def step(self, iterations: int = 1) -> None:
+        """Carry out so many iterations, with the tests, reports and snapshots that fall due in them.
+
+        Raises OutOfDeviceMemory before an iteration has changed anything or taken a record: once there is room,
+        another call goes on as if nothing had happened. Raises NetError before the first iteration if snapshots are
+        due and cannot be written.
+        """
+        self.stopped = False
+        if self.param.snapshot:
+            self._check_snapshots()
+        self._run(iterations)
+
+    def solve(self, resume_file: str | os.PathLike[str] | None = None) -> None:
+        """Train up to `max_iter`, from a snapshot if given, then snapshot, report and test as the solver says."""
+        self.stopped = False
+        param = self.param
+        if not param.HasField("max_iter"):
+            raise NetError(f"{self.source or 'the solver'}: max_iter is missing; solve() trains up to it")
+        if param.snapshot or param.snapshot_after_train:
+            self._check_snapshots()
+        if resume_file is not None:
+            self.restore(resume_file)
+        log.info("training net '%s' with %s, policy %s", self.net.name, self.type, param.lr_policy)
+        self._run(param.max_iter - self._iter)
+        if param.snapshot_after_train and not (param.snapshot and self._due(param.snapshot)):
+            self.snapshot()
+        if self.stopped:
+            return
+        if self._due(param.display):
+            self._losses.append(self.net.run_forward())
+            self._display()
+        if self._due(param.test_interval):
+            self.test_all()
+
+    def stop(self) -> None:
+        """End `step` or `solve` after the iteration in progress; `solve` still snapshots. For signal handlers."""
+        self.stopped = True
+
+    def apply_update(self) -> None:
+        """Update the parameters from their present gradients, as at the end of an iteration."""
+        self.updater.run(self._iter)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of net '{self.net.name}' at iteration {self._iter}>"
+
+    # ---------------------------------------------------------------- an iteration
+
+    def _due(self, interval: int) -> bool:
+        return interval > 0 and self._iter % interval == 0
+
+    def _run(self, iterations: int) -> None:
+        stop = self._iter + iterations
+        while self._iter < stop and not self.stopped:
+            with self.net.group.lock:
+                self._iterate()
+
+    def _iterate(self) -> None:
+        test = self._due(self.param.test_interval) and (self._iter > 0 or self.param.test_initialization)
+        self._secure(self.test_nets if test else [])
+        if test:
+            self.test_all()
+        for callback in self._callbacks.on_start:
+            callback()
+        loss = self._forward_backward()
+        self._losses.append(loss)
+        if self._due(self.param.display):
+            self._display()
+        for callback in self._callbacks.on_gradients_ready:
+            callback()
+        self.updater.run(self._iter)
+        self._iter += 1
+        if self._due(self.param.snapshot):
+            self.snapshot()
+        for report in self._callbacks.on_iteration:
+            report(self._iter, loss)
+
+    def _secure(self, tests: list[Net]) -> None:
+        """Allocate all that the iteration will use, or nothing: it must not run out of memory half-way."""
+        needs = self.net.needs(backward=True) + self.updater.needs()
+        for net in tests:
+            needs += net.needs()
+        secure(needs)
+
+    def _forward_backward(self) -> float:
+        """Sum the gradients of iter_size batches; their mean loss."""
+        net, count = self.net, self.param.iter_size
+        wanted = self.param.debug_info and self._due(self.param.display)
+        net.debug_info = wanted or net.param.debug_info
+        net.clear_param_diffs()
+        loss = 0.0
+        for _ in range(count):
+            loss += net.run_forward()
+            net.run_backward()
+        return loss / count
+
+    def _display(self) -> None:
+        values = {name: np.array(self.net.blobs[name].cpu_data(), np.float64) for name in self.net.outputs}
+        rate = self.updater.rate.at(self._iter)
+        event = Display(self._iter, self.smoothed_loss, rate, outputs_of(self.net, values))
+        log.info("iteration %d: loss %.6g, learning rate %.6g", event.iteration, event.loss, event.rate)
+        for line in event.outputs.lines():
+            log.info("    train net: %s", line)
+        for callback in self._callbacks.on_display:
+            callback(event)
+
+    # ---------------------------------------------------------------- tests
+
+    def test_all(self) -> list[TestResult]:
+        """Test every test net now."""
+        return [self.test(index) for index in range(len(self.test_nets))]
+
+    def test(self, index: int = 0) -> TestResult:
+        """Run a test net `test_iter` times and average its outputs."""
+        net, counts = self.test_nets[index], self.param.test_iter
+        passes = counts[min(index, len(counts) - 1)]
+        sums = {name: np.zeros(net.blobs[name].shape) for name in net.outputs}
+        loss = 0.0
+        with net.group.lock:
+            for _ in range(passes):
+                loss += net.run_forward()
+                for name in sums:
+                    sums[name] = sums[name] + net.blobs[name].cpu_data()
+        values = {name: total / max(passes, 1) for name, total in sums.items()}
+        mean_loss = loss / max(passes, 1) if self.param.test_compute_loss else None
+        result = TestResult(index, net.name, self._iter, passes, outputs_of(net, values), mean_loss)
+        log.info("iteration %d: test net %d (%d passes)", self._iter, index, passes)
+        for line in [] if mean_loss is None else [f"loss {mean_loss:.6g}"]:
+            log.info("    %s", line)
+        for line in result.outputs.lines():
+            log.info("    test net %d: %s", index, line)
+        for callback in self._callbacks.on_test:
+            callback(result)
+        return result
+
+    # ---------------------------------------------------------------- snapshots
+
+    @property
+    def snapshot_prefix(self) -> str:
+        """Where snapshots go: the solver's snapshot_prefix, or the solver file's name without its extension; in a
+        folder given as prefix, that name."""
+        given = self.param.snapshot_prefix
+        name = Path(self.source).stem if self.source else self.net.name or "solver"
+        if not given:
+            return os.fspath(Path(self.source).with_suffix("")) if self.source else name
+        return os.path.join(given, name) if given.endswith("/") or os.path.isdir(given) else given
+
+    def _check_snapshots(self) -> None:
+        if self.param.snapshot_format == caffe_pb2.SolverParameter.HDF5:
+            raise NetError(
+                f"{self.source or 'the solver'}: snapshot_format HDF5 is not written by this version; "
+                "use snapshot_format: BINARYPROTO, which Caffe reads too"
+            )
+        snapshot.check_folder(self.snapshot_prefix)
+
+    def snapshot(self) -> str:
+        """Write PREFIX_iter_N.caffemodel, .solverstate and .blobmem.json; the path of the solverstate.
+
+        A process killed meanwhile leaves the old files of these names or the new ones. Raises NetError.
+        """
+        self._check_snapshots()
+        with self.net.group.lock:
+            state = caffe_pb2.SolverState(iter=self._iter)
+            self.updater.to_proto(state)
+            model = self.net.to_proto(self.param.snapshot_diff)
+            extra = {
+                "iter": self._iter,
+                "seed": self.net.state.seed,
+                "losses": list(self._losses),
+                "nets": carried.collect([self.net, *self.test_nets]),
+            }
+            path = snapshot.write(f"{self.snapshot_prefix}_iter_{self._iter}", model, state, extra)
+        log.info("snapshot written: %s", path)
+        for callback in self._callbacks.on_snapshot:
+            callback(path)
+        return path
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Continue from a snapshot, given by its solverstate: bit for bit if it has our sidecar, else as Caffe does.
+
+        Raises NetError, with nothing changed, for files that are missing, damaged, not written together, or of
+        another net.
+        """
+        found = snapshot.read(path)
+        history = self.updater.parse(found.state, found.path)
+        nets = [self.net, *self.test_nets]
+        with self.net.group.lock, contextlib.ExitStack() as undo:
+            if found.carried is not None:
+                carried.check(found.carried, found.path)
+                carried.load_layers(nets, found.carried, found.path, undo)
+            if found.model is not None:
+                self.net.copy_trained_layers_from(found.model)
+            undo.pop_all()
+            self.updater.load(found.state, history)
+            self._iter = found.state.iter
+            self._losses.clear()
+            if found.carried is not None:
+                self._losses.extend(found.carried["losses"])
+                carried.load_counters(nets, found.carried, found.path)
+        if found.carried is None:
+            log.warning(
+                "%s has no %s beside it: parameters, history and iteration restored as Caffe does; data starts from "
+                "its beginning and random draws from the seed", found.path, snapshot.SIDECAR,
+            )  # fmt: skip
+        log.info("restored iteration %d from %s", self._iter, found.path)
+
+
+def file_of(model: Any) -> str:
+    """The path that `model` is, for messages and for what lies beside it; "" for a message or the text of one."""
+    return os.fspath(model) if isinstance(model, str | os.PathLike) and os.path.exists(model) else ""
+
+
+# -------------------------------------------------------------------- by type
+
+_types: dict[str, type[Solver]] = {}
+_S = TypeVar("_S", bound=type[Solver])
+
+
+def register_solver(cls: _S) -> _S:
+    """Class decorator: the class for solver files of its updater's type. Raises ValueError if that is taken."""
+    name = cls.updater_type.type
+    taken = _types.get(name)
+    if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"solver type {name} is already registered by {taken.__module__}.{taken.__qualname__}")
+    _types[name] = cls
+    return cls
+
+
+def solver_type(param: Any, source: str = "") -> type[Solver]:
+    """The class for a SolverParameter. Raises NetError listing the known types."""
+    cls = _types.get(param.type)
+    if cls is None:
+        where = f"{source}: " if source else ""
+        raise NetError(f"{where}type: expected one of {', '.join(sorted(_types))}; got '{param.type}'")
+    return cls
+
+
+def get_solver(model: Any, **options: Any) -> Solver:
+    """The solver of a file or SolverParameter, of the class that its `type` names; options as for `Solver`."""
+    return solver_type(read_solver(model), file_of(model))(model, **options)
+
+
+def updater_for(model: Any, net: Net) -> Updater:
+    """The update that a solver file or SolverParameter asks for, for a train net. Raises NetError."""
+    param, source = read_solver(model), file_of(model)
+    return solver_type(param, source).updater_type(param, net, source)

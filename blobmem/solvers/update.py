@@ -1,0 +1,226 @@
+"""Updates: how the gradients of an iteration change the parameters, as a schedule of calls on the device.
+
+One class per solver type says which op it is, how many history blobs each parameter has, and the op's attributes;
+the rest (clipping, iter_size, multipliers, what a solverstate holds) is the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from blobmem.devices import Device
+from blobmem.errors import NetError
+from blobmem.memory.blob import Blob
+from blobmem.net import Net
+from blobmem.net.build import LearnableParam
+from blobmem.net.schedule import Need, Schedule, secure
+from blobmem.ops.call import Call, call, overwrite, read_diff, write
+from blobmem.proto.arrays import blob_array, blob_shape, fill_blob, shape_matches
+from blobmem.solvers.policy import LearningRate
+
+REGULARIZATIONS = ("L1", "L2")
+
+
+class _Schedule(Schedule):
+    """A schedule whose calls get other attributes from run to run without being bound again."""
+
+    def __init__(self, calls: Sequence[Call], device: Device) -> None:
+        super().__init__(calls, device)
+        self._needs: list[Need] | None = None
+        self._views: list[Any] = []
+
+    def set_attributes(self, index: int, **attributes: Any) -> None:
+        """The attributes that call `index` runs with from now on. Its workspace must not depend on them."""
+        self._steps[index].attributes.update(attributes)
+
+    def all_needs(self) -> list[Need]:
+        """What a run needs, worked out anew only after a blob has moved to another memory."""
+        views = [operand.view for item in self.calls for operand in item.present()]
+        if self._needs is None or views != self._views:
+            self._needs, self._views = self.needs(), views
+        return self._needs
+
+
+class Updater:
+    """The update of all parameters of a train net that are learned.
+
+    Class attributes:
+        type: the name in a solver's `type`.
+        op: the op; its operands are a parameter's gradient, data and history blobs.
+        histories: number of history blobs of each parameter.
+
+    Args:
+        param: a SolverParameter.
+        net: the train net.
+        source: the file that `param` came from, for messages.
+
+    Attributes:
+        rate: the learning rate's policy.
+        history: for each parameter of `net.learnable`, its history blobs, named LAYER/INDEX/history; nothing is
+            allocated before the first update.
+
+    Raises NetError for a wrong policy or a wrong field.
+    """
+
+    type: ClassVar[str] = ""
+    op: ClassVar[str] = ""
+    histories: ClassVar[int] = 1
+
+    def __init__(self, param: Any, net: Net, source: str = "") -> None:
+        where = f"{source}: " if source else ""
+        if param.regularization_type not in REGULARIZATIONS:
+            known = " or ".join(REGULARIZATIONS)
+            raise NetError(f"{where}regularization_type: expected {known}, got '{param.regularization_type}'")
+        if param.iter_size < 1:
+            raise NetError(f"{where}iter_size: expected 1 or more, got {param.iter_size}")
+        self.param = param
+        self.net = net
+        self.device = net.device
+        self.rate = LearningRate(param, source)
+        self.history = [self._make_history(entry) for entry in net.learnable]
+        self._norm: _Norm | None = None
+        self._compile()
+
+    # ---------------------------------------------------------------- for subclasses to write
+
+    def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
+        """The op's keywords for a parameter.
+
+        Args:
+            rate: the iteration's learning rate, before the parameter's lr_mult.
+            scale: what its gradient is multiplied by first (clipping and iter_size).
+        """
+        raise NotImplementedError(f"solver type {self.type} does not say its attributes")
+
+    # ---------------------------------------------------------------- schedule
+
+    def _make_history(self, entry: LearnableParam) -> list[Blob]:
+        blob, name = entry.blob, f"{entry.layer}/{entry.index}/history"
+        names = [name if slot == 0 else f"{name}{slot}" for slot in range(self.histories)]
+        return [Blob(blob.shape, dtype=blob.dtype, device=self.device, name=name) for name in names]
+
+    def _compile(self) -> None:
+        # a parameter with rate 0 stays as it is, unless a restored history still moves it
+        self._entries = [
+            (entry, history)
+            for entry, history in zip(self.net.learnable, self.history, strict=True)
+            if entry.lr_mult != 0 or not all(is_untouched(blob) for blob in history)
+        ]
+        calls = [
+            call(self.op, read_diff(entry.blob), write(entry.blob), *map(write, history),
+                 **self.attributes(entry, 0.0, 1.0, 0))
+            for entry, history in self._entries
+        ]  # fmt: skip
+        self._schedule = _Schedule(calls, self.device)
+        if self.param.clip_gradients >= 0 and self._norm is None:
+            self._norm = _Norm(self.net)
+
+    def needs(self) -> list[Need]:
+        """The capacity that `run` uses. Runs nothing."""
+        return self._schedule.all_needs() + (self._norm.schedule.all_needs() if self._norm is not None else [])
+
+    def state_blobs(self) -> list[Blob]:
+        """The history blobs that updates use (those of parameters with lr_mult 0 are never touched)."""
+        return [blob for _, history in self._entries for blob in history]
+
+    def run(self, iteration: int) -> float:
+        """Update the parameters from their gradients, which stay as they are; the learning rate that was used.
+
+        Clipped first, on the sums over iter_size batches, then averaged, then regularized, as in Caffe. Raises
+        OutOfDeviceMemory before anything has changed.
+        """
+        secure(self.needs())
+        scale = self._clip() / self.param.iter_size
+        rate = self.rate.advance(iteration)
+        for index, (entry, _) in enumerate(self._entries):
+            self._schedule.set_attributes(index, **self.attributes(entry, rate, scale, iteration))
+        self._schedule.run()
+        return rate
+
+    def _clip(self) -> float:
+        if self._norm is None:
+            return 1.0
+        norm, limit = self._norm.compute(), float(self.param.clip_gradients)
+        return limit / norm if norm > limit else 1.0
+
+    # ---------------------------------------------------------------- files
+
+    def _in_file_order(self) -> list[tuple[LearnableParam, Blob]]:
+        """All first history blobs, then all second ones, as Caffe writes them."""
+        return [
+            (entry, history[slot])
+            for slot in range(self.histories)
+            for entry, history in zip(self.net.learnable, self.history, strict=True)
+        ]
+
+    def to_proto(self, state: Any) -> None:
+        """Put history and current step into a SolverState."""
+        state.current_step = self.rate.current_step
+        for _, blob in self._in_file_order():
+            # reading an untouched blob would allocate it
+            values = np.zeros(blob.shape, blob.dtype) if is_untouched(blob) else blob.cpu_data()
+            fill_blob(state.history.add(), values)
+
+    def parse(self, state: Any, source: str) -> list[np.ndarray]:
+        """A SolverState's history, checked against the parameters. Raises NetError naming the file and parameter."""
+        slots = self._in_file_order()
+        if len(state.history) != len(slots):
+            raise NetError(
+                f"{source}: {len(state.history)} history arrays, expected {len(slots)} for the {len(self.history)} "
+                f"parameters of {self.net.identity} under {self.type}: it is the state of another net or solver type"
+            )
+        arrays = []
+        for (entry, blob), proto in zip(slots, state.history, strict=True):
+            where = f"{source}: history of parameter {entry.index} of layer '{entry.layer}'"
+            try:
+                values = blob_array(proto)
+                fits = shape_matches(proto, blob.shape)
+                if not fits:
+                    raise NetError(f"shape {blob_shape(proto)}, expected {blob.shape}")
+                if values is None and blob.count():
+                    raise NetError("it has no values")
+            except NetError as error:
+                raise NetError(f"{where}: {error}") from None
+            arrays.append(np.empty(blob.shape) if values is None else values.reshape(blob.shape))
+        return arrays
+
+    def load(self, state: Any, arrays: Sequence[np.ndarray]) -> None:
+        """Continue from what `parse` gave for this SolverState."""
+        self.rate.current_step = state.current_step
+        for (_, blob), values in zip(self._in_file_order(), arrays, strict=True):
+            if values.any():
+                blob.data[...] = values
+            else:
+                blob.data_view.memory.clear(blob.data_view.offset, blob.data_view.nbytes)
+        self._compile()
+
+
+def is_untouched(blob: Blob) -> bool:
+    """Whether a blob's data has not been written since it was made (or cleared); it reads zero."""
+    view = blob.data_view
+    return view.memory.is_zero(view.offset, view.nbytes)
+
+
+class _Norm:
+    """The L2 norm of all parameter gradients together, computed where they are; one number is read."""
+
+    def __init__(self, net: Net) -> None:
+        learned = [entry.blob for entry in net.learnable if entry.lr_mult != 0 or _has_gradient(net, entry)]
+        self._sum = Blob((1,), dtype=np.float64, device=net.device, name="sum of squared gradients")
+        calls = [call("fill", overwrite(self._sum), value=0.0)]
+        calls += [call("sumsq", read_diff(blob), write(self._sum)) for blob in learned]
+        self.schedule = _Schedule(calls, net.device)
+
+    def compute(self) -> float:
+        self.schedule.run()
+        return math.sqrt(float(self._sum.cpu_data()[0]))
+
+
+def _has_gradient(net: Net, entry: LearnableParam) -> bool:
+    """Whether backward computes the gradient although the solver does not use it (force_backward)."""
+    layer = next(layer for layer in net.layers if layer.name == entry.layer)
+    return layer.param_grads[entry.index]
