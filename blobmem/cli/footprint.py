@@ -1,0 +1,183 @@
+"""`blobmem footprint`: the bytes that a train net and its test nets hold, and what sharing saves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blobmem.cli import options
+from blobmem.version import __version__
+
+if TYPE_CHECKING:
+    from blobmem.cli.output import Output, Row
+    from blobmem.footprint import Held, Scheme
+
+DESCRIPTION = """\
+Shows what the train net of a net or solver file holds on a device and what each test net adds, by purpose, in MiB,
+under three schemes: every net by itself, parameters shared, blobs shared by name. It needs neither data nor a device.
+"""
+
+EXAMPLE = """\
+examples:
+  blobmem footprint models/caffenet/solver.prototxt
+  blobmem footprint models/caffenet/solver.prototxt --test-batch 50 250 --measure
+  blobmem footprint models/lenet/train_val.prototxt --json - | python -m json.tool
+
+A solver file counts the solver's state too; a net file has no solver.
+Sizes are in MiB (2^20 bytes) after one training and one test iteration; JSON has bytes.
+"""
+
+LEGEND = {
+    "separate": "every net by itself",
+    "weights": "parameters shared, as in Caffe",
+    "blobs": "parameters and every eligible blob shared by name, as `blobmem train` does",
+}
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = options.new(
+        commands, "footprint", run, "show what sharing saves, before anything runs", DESCRIPTION, EXAMPLE
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="a solver or net file (prototxt)")
+    parser.add_argument(
+        "--train-batch", type=options.positive, metavar="N", help="items in a training batch, instead of the file's"
+    )
+    parser.add_argument(
+        "--test-batch",
+        type=options.positive,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="N",
+        help="items in a test batch, instead of the file's; several make as many test nets",
+    )
+    options.add_input_shape(parser)
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="also run one training and one test iteration per scheme on a simulated device, which counts but does no "
+        "arithmetic, and fail if a byte differs",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write bytes as JSON; - writes that and nothing else to the output"
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Compute the footprints, print them, compare them with what was measured."""
+    from blobmem.cli.nets import check_input_shapes
+    from blobmem.footprint import footprint
+    from blobmem.net.builder import specs_of
+
+    if args.input_shape:
+        check_input_shapes(args.model, specs_of(args.model), dict(args.input_shape))
+    schemes = footprint(
+        args.model,
+        train_batch=args.train_batch,
+        test_batches=args.test_batch,
+        input_shapes=dict(args.input_shape),
+        measured=args.measure,
+    )
+    if args.json:
+        write_json(args.json, _json(args.model, schemes))
+    if args.json != "-":
+        _show(args.model, schemes, output)
+    wrong = _differences(schemes)
+    if wrong:
+        output.error("prediction and measurement differ: " + "; ".join(wrong))
+    return 1 if wrong else 0
+
+
+def write_json(target: str, values: Any) -> None:
+    """Write plain values to a file, or to standard output for "-"."""
+    text = json.dumps(values, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        Path(target).write_text(text, "utf-8")
+
+
+def _json(model: Path, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
+    from blobmem.footprint import reduction, to_json
+
+    tests = range(len(schemes["blobs"].tests))
+    return {
+        "model": str(model),
+        "version": __version__,
+        **to_json(schemes),
+        "reductions": [reduction(schemes, index) for index in tests],
+    }
+
+
+def _show(model: Path, schemes: Mapping[str, Scheme], output: Output) -> None:
+    table(f"Footprint of {model} in MiB", schemes, output)
+    output.say()
+    for name, meaning in LEGEND.items():
+        output.say(f"{name}: {meaning}")
+    if schemes["blobs"].tests:
+        output.say()
+        _reductions(schemes, output)
+        output.say()
+        for index, reasons in enumerate(schemes["blobs"].unshared):
+            _not_shared(f"test net {index}", reasons, output)
+
+
+def table(title: str, schemes: Mapping[str, Scheme], output: Output) -> None:
+    """Print footprints: a section for each scheme, a row for each net, a column for each purpose that has bytes."""
+    from blobmem.cli.output import mib
+    from blobmem.footprint import PURPOSES
+
+    nets = [held for scheme in schemes.values() for held in (scheme.train, *scheme.tests)]
+    purposes = [name for name in PURPOSES if any(held.purposes[name] for held in nets)]
+    measured = any(scheme.measured is not None for scheme in schemes.values())
+    columns = ["net, batch", *(name.replace(" ", "\n") for name in purposes), "total"]
+    columns += ["measured"] if measured else []
+    rows: list[Row] = []
+
+    def add(name: str, held: Held, taken: list[int] | None, index: int) -> None:
+        cells = [name, *(mib(held.purposes[purpose]) for purpose in purposes), mib(held.total)]
+        rows.append(cells + ([mib(taken[index])] if taken is not None else []))
+
+    for scheme in schemes.values():
+        rows.append(scheme.name)
+        add(f"  train {scheme.train.batch}", scheme.train, scheme.measured, 0)
+        for index, held in enumerate(scheme.tests, start=1):
+            add(f"+ test {held.batch}", held, scheme.measured, index)
+    output.table(title, columns, rows)
+
+
+def _reductions(schemes: Mapping[str, Scheme], output: Output) -> None:
+    from blobmem.cli.output import mib
+    from blobmem.footprint import reduction
+
+    pairs = zip(schemes["weights"].tests, schemes["blobs"].tests, strict=True)
+    rows = [
+        [str(held.batch), mib(before.total), mib(held.total), f"{reduction(schemes, index):.1%}"]
+        for index, (before, held) in enumerate(pairs)
+    ]
+    columns = ["test batch", "weights shared", "blobs shared", "reduction"]
+    output.table("Added by each test net, in MiB", columns, rows)
+
+
+def _not_shared(who: str, reasons: Mapping[str, str], output: Output) -> None:
+    """Say which blobs have memory of their own, those of one reason together."""
+    from blobmem.cli.nets import by_reason
+
+    for reason, names in by_reason(reasons).items():
+        output.say(f"{who} does not share {', '.join(names)}: {reason}")
+
+
+def _differences(schemes: Mapping[str, Scheme]) -> list[str]:
+    result = []
+    for scheme in schemes.values():
+        taken = scheme.predicted if scheme.measured is None else scheme.measured
+        for index, (predicted, measured) in enumerate(zip(scheme.predicted, taken, strict=True)):
+            if predicted != measured:
+                who = f"test net {index - 1}" if index else "train net"
+                result.append(f"{scheme.name}, {who}: {predicted} bytes predicted, {measured} measured")
+    return result

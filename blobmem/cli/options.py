@@ -1,0 +1,93 @@
+"""Options that several commands have, and the types of their values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blobmem.devices import Device
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help with our own line breaks, and room for the names of commands."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+def new(commands: Any, name: str, run: Callable[..., int], summary: str, description: str, example: str) -> Any:
+    """A command's parser; `example` stands below its options."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=example,
+        formatter_class=Formatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+    return value
+
+
+def device(text: str) -> Device:
+    """A device from its word."""
+    from blobmem import devices
+    from blobmem.errors import DeviceError
+
+    try:
+        return devices.get(text)
+    except DeviceError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def input_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """(blob, shape of one item) from BLOB=3x227x227."""
+    from blobmem.footprint import parse_input_shape
+
+    try:
+        return parse_input_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def paths(text: str) -> list[Path]:
+    """Paths with commas between them."""
+    return [Path(part) for part in text.split(",") if part]
+
+
+def add_device(parser: Any) -> None:
+    """--device."""
+    parser.add_argument(
+        "--device",
+        type=device,
+        default="cpu",
+        metavar="DEVICE",
+        help="where to compute: cpu (the default), simulated, or simulated:BYTES, a device of that capacity made of "
+        "host memory (simulated:8GiB shows whether it would fit in 8 GiB)",
+    )
+
+
+def add_input_shape(parser: Any) -> None:
+    """--input-shape."""
+    parser.add_argument(
+        "--input-shape",
+        type=input_shape,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="BLOB=CxHxW",
+        help="shape of one item of a data layer's top whose database is not here, for instance data=3x227x227",
+    )

@@ -1,0 +1,117 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from blobmem import footprint as library
+
+ROOT = Path(__file__).parents[2]
+
+
+def document(blobmem, *arguments):
+    result = blobmem("footprint", *arguments, "--json", "-")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_json_to_standard_output_is_alone_there(blobmem, tiny):
+    values = document(blobmem, tiny.net)
+    assert set(values["schemes"]) == {"separate", "weights", "blobs"}
+    for scheme in values["schemes"].values():
+        assert scheme["train_bytes"] == sum(scheme["train_purposes"].values()) > 0
+        (test,) = scheme["tests"]
+        assert test["batch"] == 4 and test["extra_bytes"] == sum(test["purposes"].values())
+    extra = [values["schemes"][name]["tests"][0]["extra_bytes"] for name in ("separate", "weights", "blobs")]
+    assert extra[0] > extra[1] > extra[2]
+    assert values["reductions"] == [1 - extra[2] / extra[1]]
+
+
+def test_a_solver_file_counts_its_state(blobmem, tiny):
+    parameters = 4 * (6 * 3 + 3)
+    purposes = document(blobmem, tiny.solver)["schemes"]["blobs"]["train_purposes"]
+    assert purposes["solver state"] == purposes["params"] == parameters
+    assert document(blobmem, tiny.net)["schemes"]["blobs"]["train_purposes"]["solver state"] == 0
+
+
+def test_batches_from_the_command_line(blobmem, tiny):
+    values = document(blobmem, tiny.net, "--train-batch", 16, "--test-batch", 2, 32)
+    for scheme in values["schemes"].values():
+        assert scheme["train_batch"] == 16
+        assert [test["batch"] for test in scheme["tests"]] == [2, 32]
+
+
+def test_json_to_a_file_beside_the_tables(blobmem, tiny):
+    target = tiny.folder / "bytes.json"
+    result = blobmem("footprint", tiny.net, "--json", target)
+    assert result.code == 0 and "net, batch" in result.out
+    assert set(json.loads(target.read_text())["schemes"]) == {"separate", "weights", "blobs"}
+
+
+def test_the_tables(blobmem, tiny):
+    result = blobmem("footprint", tiny.net, "--train-batch", 40000, "--test-batch", 20000, 40000)
+    assert result.code == 0 and not result.err
+    lines = result.out.splitlines()
+    assert max(map(len, lines)) <= 200 and "\x1b" not in result.out
+    table = lines[: lines.index("")]
+    assert max(map(len, table)) <= 100
+    assert [line for line in table if not line[2:].strip().startswith(("train", "test"))][3:] == [
+        "separate",
+        "weights",
+        "blobs",
+    ]
+    assert sum(line.startswith("  train 40000 ") for line in table) == 3
+    assert sum(line.startswith("+ test 20000 ") for line in table) == 3
+    title = lines.index("Added by each test net, in MiB")
+    rows = [line.split() for line in lines[title + 3 : title + 5]]
+    assert [row[0] for row in rows] == ["20000", "40000"]
+    for row in rows:
+        before, after, reduction = float(row[1]), float(row[2].lstrip("<")), float(row[3].rstrip("%"))
+        assert before >= 1 > after and reduction == pytest.approx(100 * (1 - after / before), abs=10)
+    assert any("test net 0 does not share" in line and "label" in line for line in lines)
+
+
+def test_measured_bytes_agree(blobmem, tiny):
+    result = blobmem("footprint", tiny.solver, "--measure")
+    assert result.code == 0, result.err
+    assert "measured" in result.out
+    for scheme in document(blobmem, tiny.solver, "--measure")["schemes"].values():
+        assert scheme["measured"] == [scheme["train_bytes"], scheme["tests"][0]["extra_bytes"]]
+
+
+def test_a_byte_of_difference_fails(blobmem, tiny, monkeypatch):
+    compute = library.footprint
+
+    def off_by_one(*args, **options):
+        schemes = compute(*args, **options)
+        schemes["blobs"].measured[1] += 1
+        return schemes
+
+    monkeypatch.setattr(library, "footprint", off_by_one)
+    result = blobmem("footprint", tiny.net, "--measure", "--json", "-")
+    assert result.code == 1
+    predicted = json.loads(result.out)["schemes"]["blobs"]["tests"][0]["extra_bytes"]
+    assert f"blobs, test net 0: {predicted} bytes predicted, {predicted + 1} measured" in result.err
+
+
+def test_a_shape_that_no_file_states_is_asked_for(blobmem, data_net):
+    result = blobmem("footprint", data_net)
+    assert result.code == 1 and not result.out
+    assert "'digits'" in result.err and "--input-shape data=" in result.err
+    result = blobmem("footprint", data_net, "--input-shape", "data=1x5x5")
+    assert result.code == 0 and "train 4" in result.out
+
+
+def test_a_shape_for_a_blob_that_is_none_of_the_inputs(blobmem, data_net):
+    result = blobmem("footprint", data_net, "--input-shape", "date=1x5x5")
+    assert result.code == 1 and "it has data, label" in result.err
+
+
+def test_a_missing_file(blobmem, tiny):
+    result = blobmem("footprint", tiny.folder / "nett.prototxt")
+    assert result.code == 1 and "did you mean" in result.err and "Traceback" not in result.err
+
+
+def test_caffenet_needs_neither_data_nor_device(blobmem):
+    values = document(blobmem, ROOT / "models" / "caffenet" / "solver.prototxt", "--test-batch", 50, 250)
+    small, large = values["schemes"]["blobs"]["tests"]
+    assert max(small["extra_bytes"], large["extra_bytes"]) < 2**20
