@@ -1,0 +1,48 @@
+"""docs/benchmarks.md, from the results: `python benchmarks/table.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+CAFFE = {("lenet", "forward"): 10.3, ("lenet", "both"): 19.2, ("caffenet", "forward"): 541, ("caffenet", "both"): 1307,
+         ("memory", "peak_mib"): 1539}  # fmt: skip
+FIGURES = {"forward": "forward, ms", "both": "forward + backward, ms", "peak_mib": "peak resident memory, MiB"}
+HEAD = """# Benchmarks
+
+Made by `python benchmarks/table.py` from `benchmarks/results/`; do not edit.
+
+## The host, beside PyTorch's CPU build
+
+`{command}` on {machine}. Processes of the two sides alternate; the fastest of each counts (two-thread runs on shared
+machines come in two speeds), the ratio of medians is beside it. CaffeNet memory: a train net (batch 64) and a test net
+(batch 50) in one process, two steps with SGD and a test pass. Caffe's column was recorded on another machine
+with two cores (the C++ program with OpenBLAS) and is for orientation.
+
+| net, batch | figure | blobmem | PyTorch | ratio | ratio of medians | Caffe |
+| --- | --- | ---: | ---: | ---: | ---: | ---: |
+"""
+
+
+def row(result: dict[str, Any]) -> str:
+    what, figure = result["what"], result["figure"]
+    name = {"memory": "CaffeNet", "lenet": "LeNet", "caffenet": "CaffeNet"}[what]
+    ours, torch = result["ours"]["best"], result["torch"]["best"]
+    return (
+        f"| {name}, {result['batch']} | {FIGURES[figure]} | {ours:.1f} | {torch:.1f} | {result['ratio_best']:.2f} "
+        f"| {result['ratio_median']:.2f} | {CAFFE[what, figure]} |"
+    )
+
+
+def main() -> None:
+    report = json.loads((ROOT / "benchmarks" / "results" / "host.json").read_text())
+    machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
+    text = HEAD.format(command=report["command"], machine=machine)
+    text += "\n".join(map(row, report["results"])) + "\n"
+    (ROOT / "docs" / "benchmarks.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
