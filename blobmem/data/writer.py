@@ -106,7 +106,8 @@ def check_target(path: str | os.PathLike[str], overwrite: bool) -> None:
     if not os.path.lexists(target):
         return
     if not overwrite:
-        raise NetError(f"{target} exists already: remove it, give another folder, or overwrite it (overwrite=True)")
+        how = "overwrite it (overwrite=True; --overwrite on the command line)"
+        raise NetError(f"{target} exists already: remove it, give another folder, or {how}")
     if target.is_symlink() or set(map(str, _names(target))) - {DATA_FILE, "lock.mdb"}:
         raise NetError(f"{target} is not just an LMDB database and is not overwritten: remove it by hand")
 

@@ -18,7 +18,7 @@ from blobmem.layers.base import TEST, TRAIN, default_seed
 from blobmem.net.net import Net
 from blobmem.net.sharing import SharingReport
 from blobmem.proto import caffe_pb2
-from blobmem.proto.text import read_net, read_solver
+from blobmem.proto.text import is_text, read_net, read_solver
 
 
 @dataclass(slots=True)
@@ -118,9 +118,9 @@ def is_solver(model: Any) -> bool:
 
 def specs_of(model: Any) -> Specs:
     """The nets of a solver or net file, or message; a net alone gives one train and one test net."""
-    path = os.fspath(model) if isinstance(model, str | os.PathLike) else ""
+    path = os.fspath(model) if isinstance(model, str | os.PathLike) and not is_text(model) else ""
     if is_solver(model):
-        return solver_specs(read_solver(model) if path else model, path)
+        return solver_specs(read_solver(model), path)
     net = read_net(model)
     return _spec(net, path, TRAIN, []), [_spec(net, path, TEST, [])]
 

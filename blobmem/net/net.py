@@ -21,7 +21,7 @@ from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_
 from blobmem.net.schedule import Need, Schedule, first_uses, secure
 from blobmem.net.sharing import SharingGroup, SharingReport, share_blobs
 from blobmem.ops.call import Call, call, overwrite_diff
-from blobmem.proto.text import read_net
+from blobmem.proto.text import is_text, read_net
 
 log = logging.getLogger("blobmem")
 
@@ -66,7 +66,8 @@ class Net:
     ) -> None:
         phase, weights = _phase_and_weights(args, phase, weights)
         self.phase = phase
-        self.source = os.fspath(model) if isinstance(model, str | os.PathLike) else source
+        named = isinstance(model, str | os.PathLike) and not is_text(model)
+        self.source = os.fspath(model) if named else source
         self.device = devices.default() if device is None else device
         param = filter_net(read_net(model), net_state(phase, level, stages or ()), self.source)
         if batch is not None:
@@ -267,12 +268,12 @@ class Net:
                     blob.touch_if_held()
 
     def _loss(self, first: int, last: int) -> float:
-        if not self.device.compute:
-            return 0.0
         total = 0.0
         for node in self._nodes[first : last + 1]:
             for blob, weight in initial_loss_weights(node):
-                total += weight * float(blob.cpu_data().sum(dtype=np.float64))
+                values = blob.cpu_data()
+                if self.device.compute:
+                    total += weight * float(values.sum(dtype=np.float64))
         return total
 
     def forward(
@@ -344,6 +345,12 @@ class Net:
             return self.layer_names.index(layer)
         except ValueError:
             raise KeyError(f"no layer '{layer}' in {self.identity}; layers: {', '.join(self.layer_names)}") from None
+
+    def reseed(self, seed: int) -> None:
+        """Make random draws a function of another seed from now on; parameters stay as they are."""
+        if seed != self.state.seed:
+            self.state.seed = seed
+            self.reshape()  # draws are bound to the seed when a net is compiled
 
     def clear_param_diffs(self) -> None:
         """Set all parameter gradients to zero, without touching their bytes."""

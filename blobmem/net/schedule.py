@@ -140,6 +140,8 @@ class Schedule:
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
         ops = table("host")
         self._steps = [_Step(call, device, ops, self.side is Side.HOST) for call in self.calls]
+        self._needs: list[Need] = []
+        self._views: list[View] | None = None
 
     def span(self, layers: range) -> tuple[int, int]:
         """Positions [start, stop) of the calls of these layers, which stand together."""
@@ -161,6 +163,17 @@ class Schedule:
         if scratch:
             most[workspace(self.device), self.side] = scratch
         return [Need(memory, side, nbytes) for (memory, side), nbytes in most.items()]
+
+    def all_needs(self) -> list[Need]:
+        """`needs` of the whole schedule, worked out anew only after a blob has moved to another memory."""
+        views = [operand.view for call in self.calls for operand in call.present()]
+        if views != self._views:
+            self._needs, self._views = self.needs(), views
+        return self._needs
+
+    def set_attributes(self, index: int, **attributes: Any) -> None:
+        """The attributes that call `index` runs with from now on. Its workspace must not depend on them."""
+        self._steps[index].attributes.update(attributes)
 
     def run(self, start: int = 0, stop: int | None = None) -> None:
         """Run the calls; what they need should have been secured."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from blobmem.errors import NetError
 from blobmem.memory.blob import Blob
 from blobmem.proto import caffe_pb2
-from blobmem.proto.arrays import blob_shape, shape_matches
+from blobmem.proto.arrays import blob_array, blob_shape, shape_matches
 from blobmem.proto.text import read_net_binary, write_binary
 
 if TYPE_CHECKING:
@@ -52,17 +52,21 @@ def load(net: Net, weights: Any) -> list[str]:
                 "rename the layer in the prototxt to start it afresh"
             )
         for index, (proto, blob) in enumerate(zip(layer.blobs, blobs, strict=True)):
-            if not shape_matches(proto, blob.shape):
-                raise NetError(
-                    f"{source}: layer '{layer.name}', parameter {index} has shape {blob_shape(proto)}, {blob.shape} in "
-                    f"{net.identity}; rename the layer in the prototxt to start it afresh"
-                )
-    for layer, blobs in pairs:
-        for index, (proto, blob) in enumerate(zip(layer.blobs, blobs, strict=True)):
+            where = f"{source}: layer '{layer.name}', parameter {index}"
             try:
-                blob.from_proto(proto, reshape=False)
-            except ValueError as error:
-                raise NetError(f"{source}: layer '{layer.name}', parameter {index}: {error}") from error
+                fits, empty = shape_matches(proto, blob.shape), blob_array(proto) is None and blob.count() > 0
+            except NetError as error:
+                raise NetError(f"{where}: {error}") from None
+            if not fits:
+                raise NetError(
+                    f"{where} has shape {blob_shape(proto)}, {blob.shape} in {net.identity}; "
+                    "rename the layer in the prototxt to start it afresh"
+                )
+            if empty:
+                raise NetError(f"{where} has no values")
+    for layer, blobs in pairs:
+        for proto, blob in zip(layer.blobs, blobs, strict=True):
+            blob.from_proto(proto, reshape=False)
     return [layer.name for layer, _ in pairs]
 
 

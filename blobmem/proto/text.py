@@ -135,13 +135,16 @@ def _read(source: PathLike | Any, message_class: Any) -> tuple[Any, str]:
         raise TypeError(f"expected a path, a text or a {kind}, got {type(source).__name__}")
     if isinstance(source, str) and not source.strip():
         raise NetError(f"the name of the {kind}'s file is empty")
-    if isinstance(source, str) and _is_text(source):
+    if isinstance(source, str) and is_text(source):
         return parse_text(source, message_class), "<text>"
     where = os.fspath(source)
     return parse_text(_decode(read_bytes(source, MAX_TEXT), where, kind), message_class, where), where
 
 
-def _is_text(source: str) -> bool:
+def is_text(source: Any) -> bool:
+    """Whether a source is prototxt itself rather than the path of a file."""
+    if not isinstance(source, str):
+        return False
     return "\n" in source or (bool(_FIRST_FIELD.match(source)) and not os.path.exists(source))
 
 

@@ -69,6 +69,4 @@ def load_counters(nets: Sequence[Net], carried: dict[str, Any], source: str) -> 
     for net, entry in zip(nets, carried["nets"], strict=False):
         net.state.iteration = entry["passes"]
     for net in nets:
-        if net.state.seed != carried["seed"]:
-            net.state.seed = carried["seed"]
-            net.reshape()  # draws are bound to the seed when a net is compiled
+        net.reseed(carried["seed"])

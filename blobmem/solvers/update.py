@@ -12,37 +12,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from blobmem.devices import Device
 from blobmem.errors import NetError
 from blobmem.memory.blob import Blob
 from blobmem.net import Net
 from blobmem.net.build import LearnableParam
 from blobmem.net.schedule import Need, Schedule, secure
-from blobmem.ops.call import Call, call, overwrite, read_diff, write
+from blobmem.ops.call import call, overwrite, read_diff, write
 from blobmem.proto.arrays import blob_array, blob_shape, fill_blob, shape_matches
 from blobmem.solvers.policy import LearningRate
 
 REGULARIZATIONS = ("L1", "L2")
-
-
-class _Schedule(Schedule):
-    """A schedule whose calls get other attributes from run to run without being bound again."""
-
-    def __init__(self, calls: Sequence[Call], device: Device) -> None:
-        super().__init__(calls, device)
-        self._needs: list[Need] | None = None
-        self._views: list[Any] = []
-
-    def set_attributes(self, index: int, **attributes: Any) -> None:
-        """The attributes that call `index` runs with from now on. Its workspace must not depend on them."""
-        self._steps[index].attributes.update(attributes)
-
-    def all_needs(self) -> list[Need]:
-        """What a run needs, worked out anew only after a blob has moved to another memory."""
-        views = [operand.view for item in self.calls for operand in item.present()]
-        if self._needs is None or views != self._views:
-            self._needs, self._views = self.needs(), views
-        return self._needs
 
 
 class Updater:
@@ -115,7 +94,7 @@ class Updater:
                  **self.attributes(entry, 0.0, 1.0, 0))
             for entry, history in self._entries
         ]  # fmt: skip
-        self._schedule = _Schedule(calls, self.device)
+        self._schedule = Schedule(calls, self.device)
         if self.param.clip_gradients >= 0 and self._norm is None:
             self._norm = _Norm(self.net)
 
@@ -124,8 +103,9 @@ class Updater:
         return self._schedule.all_needs() + (self._norm.schedule.all_needs() if self._norm is not None else [])
 
     def state_blobs(self) -> list[Blob]:
-        """The history blobs that updates use (those of parameters with lr_mult 0 are never touched)."""
-        return [blob for _, history in self._entries for blob in history]
+        """What updates keep on the device: history blobs (none is touched for lr_mult 0) and the clipping's sum."""
+        blobs = [blob for _, history in self._entries for blob in history]
+        return blobs if self._norm is None else [*blobs, self._norm.sum]
 
     def run(self, iteration: int) -> float:
         """Update the parameters from their gradients, which stay as they are; the learning rate that was used.
@@ -210,14 +190,14 @@ class _Norm:
 
     def __init__(self, net: Net) -> None:
         learned = [entry.blob for entry in net.learnable if entry.lr_mult != 0 or _has_gradient(net, entry)]
-        self._sum = Blob((1,), dtype=np.float64, device=net.device, name="sum of squared gradients")
-        calls = [call("fill", overwrite(self._sum), value=0.0)]
-        calls += [call("sumsq", read_diff(blob), write(self._sum)) for blob in learned]
-        self.schedule = _Schedule(calls, net.device)
+        self.sum = Blob((1,), dtype=np.float64, device=net.device, name="sum of squared gradients")
+        calls = [call("fill", overwrite(self.sum), value=0.0)]
+        calls += [call("sumsq", read_diff(blob), write(self.sum)) for blob in learned]
+        self.schedule = Schedule(calls, net.device)
 
     def compute(self) -> float:
         self.schedule.run()
-        return math.sqrt(float(self._sum.cpu_data()[0]))
+        return math.sqrt(float(self.sum.cpu_data()[0]))
 
 
 def _has_gradient(net: Net, entry: LearnableParam) -> bool:

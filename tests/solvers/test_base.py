@@ -10,7 +10,8 @@ from blobmem import SharedBlobError
 from blobmem.devices import HOST, SimulatedDevice
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.proto import caffe_pb2
-from blobmem.solvers import SGDSolver, Solver, get_solver
+from blobmem.solvers import SGD, SGDSolver, Solver, get_solver, register_solver
+from blobmem.solvers.base import _types
 
 # -------------------------------------------------------------------- making one
 
@@ -21,6 +22,24 @@ def test_types(noisy):
         noisy('type: "Newton"')
     with pytest.raises(TypeError, match="get_solver"):
         Solver("x")
+
+
+def test_a_type_is_registered_once(noisy):
+    class Late(SGD):
+        type = "Late"
+
+    @register_solver
+    class LateSolver(Solver):
+        updater_type = Late
+
+    try:
+        solver = noisy('type: "Late"')
+        assert type(solver) is LateSolver
+        solver.step(1)
+        with pytest.raises(ValueError, match="solver type Late is already registered by .*LateSolver"):
+            register_solver(type("Other", (Solver,), {"updater_type": Late}))
+    finally:
+        del _types["Late"]
 
 
 def test_from_a_message(tools):

@@ -40,6 +40,15 @@ def test_goes_on_bit_for_bit(noisy, tools, device, at, share):
     tools.same(tools.history(second), tools.history(whole))
 
 
+def test_double_precision_too(noisy, tools):
+    whole, first, second = (noisy(dtype=np.float64) for _ in range(3))
+    losses = run_on(whole, tools, 6)[0]
+    first.step(3)
+    second.restore(first.snapshot())
+    assert run_on(second, tools, 3)[0] == losses[3:]
+    tools.same(tools.weights(second), tools.weights(whole))
+
+
 def test_a_snapshot_does_not_disturb(noisy, tools, device):
     plain, often = noisy(device=device), noisy("snapshot: 1", device=device)
     assert run_on(plain, tools, 6) == run_on(often, tools, 6)

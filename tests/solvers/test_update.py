@@ -103,6 +103,10 @@ def test_needs_are_what_a_run_holds():
     wanted = {need.memory: need.nbytes for need in updater.needs() if need.side is Side.DEVICE}
     updater.run(0)
     assert device.statistics.bytes_held == sum(wanted.values())
+    params = [entry.blob for entry in net.learnable if entry.layer == "a"]
+    assert set(wanted) == {blob.data_view.memory for blob in [*params, *updater.state_blobs()]} | {
+        entry.blob.diff_view.memory for entry in net.learnable if entry.blob in params
+    }
 
 
 def test_needs_follow_a_parameter_to_another_memory():

@@ -57,7 +57,7 @@ def columns_product(start, stop, scratch, source, a, a_group, a_tile, ar, ak, bi
                 for r in range(left):
                     scratch[rest + n * ROWS + r] = bias[group * rows + rows - left + r] if with_bias else 0.0
             multiply_block(a, ao, a_tile, ar, ak, scratch, rest, rows, scratch, n * panel, n, columns, out, base,
-                           g[OUT_CHANNEL], out_at, mode, bias, group * rows, False)  # fmt: skip
+                           g[OUT_CHANNEL], out_at, mode, bias, group * rows)  # fmt: skip
             mode = ADD
 
 

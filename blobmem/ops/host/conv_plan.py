@@ -325,14 +325,14 @@ def _even(total: int, most: int) -> int:
 
 
 def product_scratch(cut: Pass, itemsize: int) -> int:
-    """Elements of a thread's scratch in `columns_product`: packed columns, a tile of A, its bias, one of C, the band."""
+    """Elements of scratch in `columns_product`: packed columns, a tile of A, its bias, a tile of C, the band."""
     panel, width = panel_of(itemsize), lanes_of(itemsize)
     columns, steps = int(cut.geometry[COLUMNS]), int(cut.geometry[STEPS_AT_ONCE])
     return -(-columns // panel) * panel * steps + ROWS * (steps + panel + 1) + int(cut.geometry[BAND_SIZE]) + 2 * width
 
 
 def weights_scratch(cut: Pass, rows_at_once: int, itemsize: int) -> int:
-    """Elements of a thread's scratch in `weights_product`: turned gradients, columns, sums, the band."""
+    """Elements of scratch in `weights_product`: turned gradients, columns, sums, the band."""
     g, width, panel = cut.geometry, lanes_of(itemsize), panel_of(itemsize)
     columns, steps = int(g[COLUMNS]), -(-int(g[STEPS_AT_ONCE]) // ROWS) * ROWS
     pitch, wide = (-(-columns // width) + 1) * width, -(-rows_at_once // width) * width

@@ -62,7 +62,7 @@ def _multiply(a: np.ndarray, strides: tuple[int, int], b: np.ndarray, out: np.nd
     rows_at_once = min(rows_at_once, -(-rows // ROWS) * ROWS)
     elements = (-(-columns_at_once // panel) * panel + rows_at_once + 2 * ROWS) * at_once + ROWS * (panel + 1) + panel
     parallel_for(rows_times_matrix, parts * -(-rows // rows_at_once), a.reshape(-1), b.reshape(-1), out.reshape(-1),
-                 rows, steps, columns, *strides, _AT, accumulate, rows_at_once, columns_at_once, at_once, steps < rows,
+                 rows, steps, columns, *strides, _AT, accumulate, rows_at_once, columns_at_once, at_once,
                  scratch_of=(elements, a.dtype))  # fmt: skip
 
 
@@ -101,4 +101,5 @@ def inner_product_backward_bias(dy: np.ndarray, db: np.ndarray, *, accumulate: b
     rows, columns = dy.shape
     columns_at_once = 512
     parallel_for(sum_rows, -(-columns // columns_at_once), dy.reshape(-1), rows, columns, columns_at_once,
-                 db.reshape(-1), accumulate, grain=1 + 65536 // (columns_at_once * max(1, rows)), scratch_of=(columns_at_once, np.float64))  # fmt: skip
+                 db.reshape(-1), accumulate, grain=1 + 65536 // (columns_at_once * max(1, rows)),
+                 scratch_of=(columns_at_once, np.float64))  # fmt: skip

@@ -57,7 +57,7 @@ def rows_with_rows(start, stop, scratch, a, x, bias, with_bias, out, rows, count
 
 @kernel
 def rows_times_matrix(start, stop, scratch, a, b, out, rows, steps, columns, a_row, a_step, at, accumulate,
-                      rows_at_once, columns_at_once, steps_at_once, by_rows):  # fmt: skip
+                      rows_at_once, columns_at_once, steps_at_once):  # fmt: skip
     """out[i, j] (+)= sum over k of A[i, k] * b[k, j]; b (steps, columns) and out (rows, columns) lie row by row.
 
     Items [start, stop) are blocks of `rows_at_once` times `columns_at_once` outputs. A is packed, read at any strides;
@@ -88,7 +88,7 @@ def rows_times_matrix(start, stop, scratch, a, b, out, rows, steps, columns, a_r
                 pack_rows(a, (first + r) * a_row + k0 * a_step, a_row, a_step, min(ROWS, here - r), n, scratch, to)
             multiply_block(scratch, packed, ROWS * n, start * 0 + 1, start * 0 + ROWS, scratch, rest, here, scratch,
                            n * panel, n, count, out, first * columns + j0, columns, at,
-                           ADD if accumulate or k0 else SET, scratch, start * 0, by_rows)  # fmt: skip
+                           ADD if accumulate or k0 else SET, scratch, start * 0)  # fmt: skip
 
 
 @kernel

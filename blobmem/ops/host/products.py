@@ -65,18 +65,19 @@ def transpose_rows(source, offset, row, rows, count, to, to_offset, to_row, full
 
 @part
 def multiply_block(a, ao, a_tile, ar, ak, rest, rest_at, rows, b, b_panel, steps, columns, c, base, c_row, at, mode, s,
-                   so, by_rows):  # fmt: skip
+                   so):  # fmt: skip
     """C[r, at[j]] (+)= sum over k of A[r, k] * B[k, j] for all rows and one block of columns packed in panels.
 
     `a_tile` elements of A lie between tiles of rows, `b_panel` of B between panels. `rest`, from `rest_at`, is the last
     incomplete tile of A, packed, then its rows' values, then room for a tile of C: tiles whose columns do not lie
-    together in C go through it. All columns of a tile of rows come first if `by_rows`, else all rows of a panel.
+    together in C go through it. With few steps it is the writing that takes time, and goes row by row.
     """
     width = lanes(b)
     panel = PANEL_VECTORS * width
     values = rest_at + steps * ROWS
     spare = values + ROWS
     first = SET if mode == ADD else mode
+    by_rows = steps < rows
     tiles, panels = (rows + ROWS - 1) // ROWS, (columns + panel - 1) // panel
     for i in range(tiles * panels):
         t, p = (i // panels, i % panels) if by_rows else (i % tiles, i // tiles)

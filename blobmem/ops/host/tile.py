@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding  # type: ignore[import-untyped]
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic

@@ -1,0 +1,150 @@
+"""Softmax and the losses against NumPy in float64."""
+
+import numpy as np
+import pytest
+
+from blobmem.ops.host import loss
+
+SHAPES = [(4, 5, 1), (3, 4, 7), (1, 3, 1031), (300, 40, 1), (2, 1, 3)]
+NORMALIZERS = {"FULL": lambda shape, counted: shape[0] * shape[2], "VALID": lambda shape, counted: counted,
+               "BATCH_SIZE": lambda shape, counted: shape[0], "NONE": lambda shape, counted: 1}  # fmt: skip
+
+
+def values(dtype, *shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def labels(dtype, shape, ignored=None):
+    label = np.random.default_rng(7).integers(0, shape[1], (shape[0], shape[2])).astype(dtype)
+    if ignored is not None:
+        label[:, ::3] = ignored
+    return label
+
+
+def softmax(x):
+    e = np.exp(x - x.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_softmax(shape, in_place, dtype, close, garbage):
+    x = values(dtype, *shape) * 4
+    expected = softmax(x.astype(np.float64))
+    y = x if in_place else garbage(*shape)
+    loss.softmax_forward(x, y)
+    close(y, expected)
+
+
+def test_softmax_of_large_scores(dtype, garbage):
+    y = garbage(1, 3, 1)
+    loss.softmax_forward(np.array([1e4, 1e4, -1e4], dtype).reshape(1, 3, 1), y)
+    assert y.ravel().tolist() == [0.5, 0.5, 0]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_softmax_backward(shape, in_place, dtype, close, garbage):
+    y, dy = softmax(values(dtype, *shape)), values(dtype, *shape, seed=1)
+    wide = dy.astype(np.float64)
+    expected = y * (wide - (y * wide).sum(1, keepdims=True))
+    dx = dy if in_place else garbage(*shape)
+    loss.softmax_backward(y, dy, dx)
+    np.testing.assert_allclose(dx, expected, atol={np.float32: 1e-6, np.float64: 1e-14}[dtype])
+
+
+@pytest.mark.parametrize("ignored", [None, -1, 1, 255])
+@pytest.mark.parametrize("normalization", NORMALIZERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_softmax_loss(shape, normalization, ignored, dtype, close, garbage):
+    x, label = values(dtype, *shape) * 3, labels(dtype, shape, ignored)
+    prob, total = garbage(*shape), garbage()
+    attributes = {"ignore_label": ignored, "normalization": normalization}
+    loss.softmax_loss_forward(x, label, prob, total, **attributes)
+    p = softmax(x.astype(np.float64))
+    close(prob, p)
+    counts = label != ignored if ignored is not None else np.ones(label.shape, bool)
+    outer, inner = np.nonzero(counts)
+    classes = label[counts].astype(int)
+    normalizer = max(1, NORMALIZERS[normalization](shape, counts.sum()))
+    close(total, -np.log(p[outer, classes, inner]).sum() / normalizer, digits=5)
+    expected = p.copy()
+    expected[outer, classes, inner] -= 1
+    expected *= counts[:, None, :] * (1.75 / normalizer)
+    dx = garbage(*shape)
+    loss.softmax_loss_backward(prob, label, np.array(1.75, dtype), dx, **attributes)
+    np.testing.assert_allclose(dx, expected, atol={np.float32: 2e-6, np.float64: 1e-14}[dtype])
+    assert not dx[np.broadcast_to(~counts[:, None, :], shape)].any()
+
+
+def test_all_labels_ignored(dtype, garbage):
+    x, label = values(dtype, 2, 3, 1), np.full((2, 1), 9, dtype)
+    prob, total, dx = garbage(2, 3, 1), garbage(), garbage(2, 3, 1)
+    loss.softmax_loss_forward(x, label, prob, total, ignore_label=9, normalization="VALID")
+    assert total == 0
+    loss.softmax_loss_backward(prob, label, np.ones((), dtype), dx, ignore_label=9, normalization="VALID")
+    assert not dx.any()
+
+
+def test_a_probability_that_vanished_gives_a_finite_loss(dtype, garbage):
+    x, prob, total = np.array([[[0], [1e4]]], dtype), garbage(1, 2, 1), garbage()
+    loss.softmax_loss_forward(x, np.zeros((1, 1), dtype), prob, total, ignore_label=None, normalization="VALID")
+    # Caffe's bound is the smallest normal float
+    assert 87 < total <= -np.log(np.finfo(dtype).tiny)
+
+
+def test_a_net_that_diverged_has_no_loss(dtype, garbage):
+    x, prob, total = np.array([[[np.nan], [1]]], dtype), garbage(1, 2, 1), garbage()
+    loss.softmax_loss_forward(x, np.zeros((1, 1), dtype), prob, total, ignore_label=None, normalization="VALID")
+    assert np.isnan(total)
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 1e9, np.nan, np.inf])
+def test_a_label_that_is_no_class(wrong, dtype):
+    x, label = values(dtype, 4, 3, 2), labels(dtype, (4, 3, 2))
+    label[2, 1] = wrong
+    prob, dx, total = np.ones_like(x), np.ones_like(x), np.ones((), dtype)
+    attributes = {"ignore_label": 2, "normalization": "VALID"}
+    with pytest.raises(ValueError, match=r"label (3|-1|1e\+09|nan|inf) .*5 .*0 to 2"):
+        loss.softmax_loss_forward(x, label, prob, total, **attributes)
+    with pytest.raises(ValueError, match="0 to 2"):
+        loss.softmax_loss_backward(x, label, total, dx, **attributes)
+    for array in (prob, dx, total):
+        assert (array == 1).all(), "written before the labels were looked at"
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (7, 1), (3, 30_011), (1, 1)])
+def test_euclidean_loss(shape, dtype, close, garbage):
+    a, b = values(dtype, *shape), values(dtype, *shape, seed=1)
+    diff, total = garbage(*shape), garbage()
+    loss.euclidean_loss_forward(a, b, diff, total)
+    wide = a.astype(np.float64) - b
+    close(diff, wide)
+    close(total, (wide**2).sum() / shape[0] / 2, digits=3)
+    for sign in (1.0, -1.0):
+        da = garbage(*shape)
+        loss.euclidean_loss_backward(diff, np.array(3, dtype), da, sign=sign)
+        close(da, sign * 3 / shape[0] * wide, digits=3)
+
+
+def cases(dtype, shape):
+    x, y, dy = (values(dtype, *shape, seed=i) for i in range(3))
+    label, one = labels(dtype, shape, -1), np.ones((), dtype)
+    attributes = {"ignore_label": -1, "normalization": "VALID"}
+    rows = x.reshape(shape[0], -1), y.reshape(shape[0], -1), dy.reshape(shape[0], -1)
+    return {
+        "softmax": (loss.softmax_forward, (x, y), {}),
+        "softmax_backward": (loss.softmax_backward, (x, dy, y), {}),
+        "loss": (loss.softmax_loss_forward, (x, label, y, one), attributes),
+        "loss_backward": (loss.softmax_loss_backward, (x, label, one, y), attributes),
+        "euclidean": (loss.euclidean_loss_forward, (*rows, one), {}),
+        "euclidean_backward": (loss.euclidean_loss_backward, (rows[0], one, rows[1]), {"sign": -1.0}),
+    }
+
+
+@pytest.mark.parametrize("shape", [(500, 150, 1), (3, 21, 1111)])
+@pytest.mark.parametrize("name", cases(np.float32, (1, 1, 1)))
+def test_threads_and_memory(name, shape, dtype, same_bits, frugal):
+    op, operands, attributes = cases(dtype, shape)[name]
+    same_bits(op, *operands, **attributes)
+    frugal(op, *operands, **attributes)

@@ -1,0 +1,145 @@
+"""Footprints: what is predicted is what a device holds, to the byte; and the pull request's table."""
+
+from pathlib import Path
+
+import pytest
+
+from blobmem import NetError, SimulatedDevice, build_nets
+from blobmem.footprint import SCHEMES, footprint, parse_input_shape, reduction, to_json
+from blobmem.memory import Side
+from blobmem.net.schedule import secure
+
+ROOT = Path(__file__).parents[1]
+MODELS = ROOT / "models"
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    """Paths in the models start there."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module")
+def caffenet():
+    return footprint(MODELS / "caffenet" / "train_val.prototxt", train_batch=256, test_batches=[50, 250], measured=True)
+
+
+@pytest.mark.parametrize("batch, blob_mib", [(50, 200.6), (250, 1002.9)])
+def test_caffenets_test_net_costs_nothing(batch, blob_mib):
+    schemes = footprint(MODELS / "caffenet" / "solver.prototxt", train_batch=256, test_batches=[batch], measured=True)
+    weights, blobs = schemes["weights"].tests[0], schemes["blobs"].tests[0]
+    assert weights.blob_bytes / MIB == pytest.approx(blob_mib, abs=0.05)
+    assert weights.total / MIB == pytest.approx(blob_mib, rel=0.002)
+    assert blobs.total < MIB
+    assert reduction(schemes, 0) > 0.99
+    for scheme in schemes.values():
+        assert scheme.measured == scheme.predicted
+
+
+def test_separate_nets_hold_their_own_parameters(caffenet):
+    parameters = caffenet["separate"].tests[0].purposes["params"]
+    assert parameters == 4 * 60_965_224
+    assert caffenet["weights"].tests[0].purposes["params"] == 0
+
+
+def test_each_test_net_counts_beyond_all_before_it(caffenet):
+    assert [held.batch for held in caffenet["blobs"].tests] == [50, 250]
+    assert all(held.total < MIB for held in caffenet["blobs"].tests)
+    assert caffenet["blobs"].measured == caffenet["blobs"].predicted
+
+
+def test_room_for_exactly_the_plan_with_the_test_pass_at_50_first():
+    """The order in which the pull request failed."""
+    shapes = {"data": (3, 227, 227)}
+    options = {"train_batch": 256, "test_batches": [50], "input_shapes": shapes, "seed": 0}
+    plan = sum(footprint(MODELS / "caffenet" / "train_val.prototxt", **{k: v for k, v in options.items() if k != "seed"},
+                         schemes=["blobs"])["blobs"].predicted)  # fmt: skip
+    device = SimulatedDevice(capacity=plan, compute=False)
+    nets = build_nets(MODELS / "caffenet" / "train_val.prototxt", device=device, **options)
+    nets.tests[0].run_forward()
+    nets.train.run_forward()
+    nets.train.run_backward()
+    assert device.statistics.bytes_held == device.statistics.peak_bytes == plan
+    assert device.statistics.moves == 0
+    nets.tests[0].run_forward()
+    assert device.statistics.bytes_held == plan
+
+
+@pytest.mark.parametrize("name", ["lenet", "alexnet", "googlenet", "vgg16", "resnet50", "squeezenet", "inception_v3"])
+def test_prediction_equals_measurement(name):
+    schemes = footprint(MODELS / name / "solver.prototxt", measured=True)
+    for scheme in schemes.values():
+        assert scheme.measured == scheme.predicted
+    separate, weights, blobs = (sum(schemes[kind].predicted) for kind in SCHEMES)
+    assert separate > weights > blobs
+
+
+def test_steady_state_of_a_big_net_makes_no_allocator_call():
+    device = SimulatedDevice(compute=False)
+    nets = build_nets(MODELS / "googlenet" / "train_val.prototxt", device=device, train_batch=4, test_batches=[2],
+                      input_shapes={"data": (3, 224, 224)}, seed=0)  # fmt: skip
+    for _ in range(2):
+        nets.train.run_forward()
+        nets.train.run_backward()
+        nets.tests[0].run_forward()
+        nets.train.clear_param_diffs()
+    before = device.statistics.snapshot()
+    nets.train.run_forward()
+    nets.train.run_backward()
+    nets.tests[0].run_forward()
+    change = device.statistics - before
+    assert change.allocator_calls == 0
+    assert change.dtoh_bytes == 4 * change.dtoh_copies, "losses are read, and nothing else"
+
+
+def test_a_net_file_has_no_solver_state_and_a_solver_file_has():
+    net = footprint(MODELS / "lenet" / "train_val.prototxt", schemes=["blobs"])["blobs"].train.purposes
+    solver = footprint(MODELS / "lenet" / "solver.prototxt", schemes=["blobs"])["blobs"].train.purposes
+    assert net["solver state"] == 0
+    assert solver["solver state"] == solver["params"] == solver["gradients"] == 4 * 431_080
+    assert {k: v for k, v in net.items() if k != "solver state"} == {
+        k: v for k, v in solver.items() if k != "solver state"
+    }
+
+
+def test_json_has_the_promised_form(caffenet):
+    schemes = to_json(caffenet)["schemes"]
+    assert set(schemes) == {"separate", "weights", "blobs"}
+    for scheme in schemes.values():
+        assert isinstance(scheme["train_bytes"], int)
+        assert [test["batch"] for test in scheme["tests"]] == [50, 250]
+        assert all(isinstance(test["extra_bytes"], int) for test in scheme["tests"])
+
+
+def test_a_shape_that_nobody_states_is_asked_for():
+    text = """
+        layer { name: "d" type: "Data" top: "pixels" data_param { source: "nowhere" batch_size: 2 backend: LMDB } }
+        layer { name: "r" type: "ReLU" bottom: "pixels" top: "r" }
+    """
+    with pytest.raises(NetError, match=r"layer 'd'.*pixels=|--input-shape"):
+        footprint(text)
+    schemes = footprint(text, input_shapes={"pixels": (3, 4, 5)})
+    assert schemes["blobs"].train.purposes["data"] == 2 * 2 * 60 * 4
+
+
+def test_input_shapes_on_the_command_line():
+    assert parse_input_shape("data=3x227x227") == ("data", (3, 227, 227))
+    for text in ("data", "data=", "data=3x", "=3", "data=3xx4"):
+        with pytest.raises(ValueError, match="no input shape"):
+            parse_input_shape(text)
+
+
+def test_needs_do_not_run_anything():
+    device = SimulatedDevice(compute=False)
+    nets = build_nets(
+        MODELS / "lenet" / "train_val.prototxt", device=device, input_shapes={"data": (1, 28, 28)}, seed=0
+    )
+    needs = nets.train.needs(backward=True)
+    assert device.statistics.allocator_calls == 0
+    assert any(need.side is Side.DEVICE for need in needs)
+    secure(needs)
+    held = device.statistics.bytes_held
+    nets.train.run_forward()
+    nets.train.run_backward()
+    assert device.statistics.bytes_held == held
