@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 MAX_AXES = 32
 _MAX_BYTES = 1 << 46
+
+_counter = itertools.count(1)
+_moves = 0
+
+
+def moves() -> int:
+    """A number that changes whenever any blob's data or gradient gets another place, or size."""
+    return _moves
 
 
 def _checked_shape(shape: Iterable[Any], itemsize: int) -> tuple[int, ...]:
@@ -42,9 +51,14 @@ class _Half:
     __slots__ = ("array", "epoch", "frozen", "frozen_epoch", "version", "view")
 
     def __init__(self, view: View) -> None:
-        self.rebind(view)
+        self._place(view)
 
     def rebind(self, view: View) -> None:
+        global _moves
+        _moves = next(_counter)
+        self._place(view)
+
+    def _place(self, view: View) -> None:
         self.view = view
         self.array: Any = None
         self.epoch = -1
@@ -208,6 +222,7 @@ class Blob:
 
     def _leave(self, half: _Half, name: str) -> None:
         old = half.view
+        self._check_owner(old)
         half.rebind(SyncedMemory(0, self.device, name=name).view(0, self.nbytes))
         if not old.memory.is_zero(old.offset, old.nbytes):
             _copy(old, half.view)
@@ -283,12 +298,13 @@ class Blob:
 
     def touch_if_held(self) -> None:
         """Count a host write of the data if somebody still holds a writable array over it."""
-        half = self._data
-        if half.array is not None and sys.getrefcount(half.array) > 2:
-            self._writable(half, Intent.WRITE)
-            return
-        half.array, half.epoch = None, -1
-        if half.view.memory.lent(half.view.offset, half.view.nbytes, writeable=True):
+        half, view = self._data, self._data.view
+        held = half.array is not None and sys.getrefcount(half.array) > 2
+        if not held:
+            half.array, half.epoch = None, -1
+            held = view.memory.lent(view.offset, view.nbytes, writeable=True)
+        if held:
+            view.memory.allow_late(view.offset, view.nbytes)
             self._writable(half, Intent.WRITE)
 
     def _frozen(self, half: _Half) -> np.ndarray:
@@ -366,7 +382,10 @@ class Blob:
             target = self.diff if copy_diff else self.data
             target[...] = source.cpu_diff() if copy_diff else source.cpu_data()
             return
-        _copy(source.diff_view, self.diff_view) if copy_diff else _copy(source.data_view, self.data_view)
+        here, there = (self.diff_view, source.diff_view) if copy_diff else (self.data_view, source.data_view)
+        source._check_owner(there)
+        self._check_owner(here)
+        _copy(there, here)
 
     # ---------------------------------------------------------------- files
 

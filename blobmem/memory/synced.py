@@ -324,6 +324,11 @@ class SyncedMemory:
         with self._lock:
             return self._host.array(offset, shape, dtype, writeable, lend, self._name)
 
+    def allow_late(self, offset: int, nbytes: int) -> None:
+        """In debug mode, take what was written to these bytes through arrays handed out before for right."""
+        with self._lock:
+            self._host.release(offset, offset + nbytes)
+
     def clear(self, offset: int, nbytes: int) -> None:
         """Let these bytes read zero from now on, on both sides; neither is touched until somebody reads them there."""
         with self._lock:

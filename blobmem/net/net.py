@@ -14,7 +14,7 @@ from blobmem.errors import NetError, SharedBlobError
 from blobmem.layers.base import TEST, TRAIN, Context, Layer, PassState, default_seed
 from blobmem.layers.source import MemoryData
 from blobmem.memory import SyncedMemory
-from blobmem.memory.blob import Blob
+from blobmem.memory.blob import Blob, moves
 from blobmem.net import weights as weight_files
 from blobmem.net.build import float_dtype, initial_loss_weights, wire
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
@@ -98,6 +98,7 @@ class Net:
         self._forward: Schedule = Schedule([], self.device)
         self._backward: Schedule = Schedule([], self.device)
         self._spans: dict[tuple[bool, int, int], _Span] = {}
+        self._moves = 0
         self._name_blobs()
         self._fill(params_from)
         if weights is not None:
@@ -176,6 +177,8 @@ class Net:
     def _span(self, backward: bool, first: int, last: int) -> _Span:
         """The calls of layers first to last, with what they need and rely on."""
         schedule = self.compiled()[backward]
+        if self._moves != moves():  # some blob, perhaps of this net, is elsewhere now
+            self._moves, self._spans = moves(), {}
         span = self._spans.get((backward, first, last))
         if span is None:
             span = _Span(schedule, *schedule.span(range(first, last + 1)))
@@ -229,7 +232,7 @@ class Net:
             self._run(span, True, range(first, last - 1, -1))
 
     def _run(self, span: _Span, backward: bool, layers: range) -> None:
-        if not self.debug_info:
+        if not self.debug_info or not self.device.compute:
             span.schedule.run(span.start, span.stop)
             return
         for index in layers:
@@ -292,7 +295,7 @@ class Net:
         last = len(self._nodes) - 1 if end is None else self._position(end)
         self.run_forward(0 if start is None else self._position(start), last)
         names = self.outputs if end is None else self._nodes[last].top_names
-        return {name: self.blobs[name].data for name in dict.fromkeys([*names, *(blobs or ())])}
+        return {name: _kept(self.blobs[name], diff=False) for name in dict.fromkeys([*names, *(blobs or ())])}
 
     def backward(
         self, diffs: Iterable[str] | None = None, start: str | None = None, end: str | None = None, **top_diffs: Any
@@ -315,7 +318,7 @@ class Net:
         last = 0 if end is None else self._position(end)
         self.run_backward(first, last)
         names = self.inputs if end is None else self._nodes[last].bottom_names
-        return {name: self.blobs[name].diff for name in dict.fromkeys([*names, *(diffs or ())])}
+        return {name: _kept(self.blobs[name], diff=True) for name in dict.fromkeys([*names, *(diffs or ())])}
 
     def _set_inputs(self, inputs: Mapping[str, Any]) -> None:
         if set(inputs) != set(self.inputs):
@@ -436,6 +439,13 @@ def _of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:
     for item in result:
         item.layer, item.layer_name = index, layer.name
     return result
+
+
+def _kept(blob: Blob, diff: bool) -> np.ndarray:
+    """The blob's array for a caller to keep: a copy where another net is going to write the same memory."""
+    if (blob.diff_view if diff else blob.data_view).memory.shared:
+        return np.array(blob.cpu_diff() if diff else blob.cpu_data())
+    return blob.diff if diff else blob.data
 
 
 def _assign(array: np.ndarray, values: Any, name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blobmem import memory as memory_package
 from blobmem.devices import Device
 from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.workspace import workspace
@@ -55,7 +56,7 @@ class _Bound:
 
     def resolve(self, side: Side, device: Device, intent: Intent, view: View) -> None:
         memory = view.memory
-        if view is self.view and memory.epoch == self.epoch:
+        if view is self.view and memory.epoch == self.epoch and not memory_package.debug:
             return
         address = memory.access(side, view.offset, view.nbytes, intent)
         if side is Side.HOST:
@@ -101,7 +102,7 @@ class _Step:
             views = [bound.operand.view for bound in self.order]
             if self.done is not None and all(a is b for a, b in zip(self.done, views, strict=True)):
                 return
-            self.done = views
+            self.done = None
         attributes = self.attributes
         fresh = False
         if self.accumulators:
@@ -114,11 +115,12 @@ class _Step:
             operand = bound.operand
             intent = Intent.OVERWRITE if fresh and operand.accumulate else operand.intent
             bound.resolve(self.side, self.device, intent, operand.view)
-        if not self.device.compute:
-            return
-        if self.scratch:
-            attributes["ws"] = self._scratch()
-        self.fn(*[None if bound is None else bound.array for bound in self.bound], **attributes)
+        if self.device.compute:
+            if self.scratch:
+                attributes["ws"] = self._scratch()
+            self.fn(*[None if bound is None else bound.array for bound in self.bound], **attributes)
+        if self.call.once:
+            self.done = views
 
     def _scratch(self) -> Any:
         memory = workspace(self.device)

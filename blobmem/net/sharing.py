@@ -123,7 +123,7 @@ def share_blobs(net: Net, other: Net) -> SharingReport:
             elif not other_uses.get(target.memory, False):
                 reason = f"{other.identity} reads it before replacing it (a net input, or filled once)"
             else:
-                _merge(slot, target, net, report)
+                _merge(slot, target, other, report)
                 taken[target.memory] = target
                 break
         else:
@@ -135,9 +135,11 @@ def _others(slot: _Slot, name: str) -> str:
     return ", ".join(f"'{other}'" for other in slot.names if other != name) or "another blob"
 
 
-def _merge(slot: _Slot, target: _Slot, net: Net, report: SharingReport) -> None:
+def _merge(slot: _Slot, target: _Slot, other: Net, report: SharingReport) -> None:
     memory = target.memory
     for name, bind in zip(slot.names, slot.binds, strict=True):
         bind(memory)
         report.shared[name] = name if name in target.names else target.names[0]
     memory.shared = True
+    if memory.writer is None and not memory.is_zero(0, max(memory.cpu_capacity, memory.gpu_capacity)):
+        memory.set_writer(other.identity)  # it has run before

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from blobmem.ops.host.compiled import kernel, reducing_part
 
 
 @reducing_part
 def sum_of(x):
-    """The sum of a run of elements."""
-    total = x.dtype.type(0)
+    """The sum of a run of elements, in double precision."""
+    total = 0.0
     for i in range(x.size):
         total += x[i]
     return total
@@ -27,10 +29,11 @@ def dot_of(x, y):
 
 @reducing_part
 def spread_of(x, mean):
-    """The sum of squared distances from `mean`."""
-    total = x.dtype.type(0)
+    """The sum of squared distances from `mean`, in double precision."""
+    total = 0.0
     for i in range(x.size):
-        total += (x[i] - mean) * (x[i] - mean)
+        distance = np.float64(x[i]) - mean
+        total += distance * distance
     return total
 
 
@@ -57,6 +60,22 @@ def dot_channels(start, stop, x, y, outer, channels, inner, total, accumulate):
 
 
 @kernel
+def affine_across(start, stop, x, y, channels, less, times, plus, with_less, with_times, with_plus):
+    """The same as `affine` where inner is 1, for outer indices [start, stop)."""
+    for n in range(start, stop):
+        xs, ys = x[n * channels : (n + 1) * channels], y[n * channels : (n + 1) * channels]
+        for c in range(xs.size):
+            v = xs[c]
+            if with_less:
+                v -= less[c]
+            if with_times:
+                v *= times[c]
+            if with_plus:
+                v += plus[c]
+            ys[c] = v
+
+
+@kernel
 def affine(start, stop, x, y, channels, inner, less, times, plus, with_less, with_times, with_plus):
     """Planes [start, stop) of `inner` elements: y = (x - less[c]) * times[c] + plus[c], each part if wanted."""
     zero = x.dtype.type(0)
@@ -80,12 +99,12 @@ def normalize(start, stop, x, y, xhat, keep, outer, channels, inner, mean, inv_s
         for n in range(outer):
             first = (n * channels + c) * inner
             total += sum_of(x[first : first + inner])
-        m = x.dtype.type(total / count)
+        m = total / count
         total = 0.0
         for n in range(outer):
             first = (n * channels + c) * inner
             total += spread_of(x[first : first + inner], m)
-        scale = x.dtype.type(1 / math.sqrt(total / count + eps))
+        scale = 1 / math.sqrt(total / count + eps)
         mean[c], inv_std[c] = m, scale
         running_mean[c] = running_mean[c] * fraction + m
         running_var[c] = running_var[c] * fraction + total / max(1, count - 1)

@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 
 from blobmem.ops.host.blocks import in_blocks, spare
+from blobmem.ops.host.compiled import kernel
+from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.registry import op
+
+_GRAIN = 32768
 
 
 @op
@@ -77,25 +81,28 @@ def eltwise_max(*arrays: Any) -> None:
     *xs, y, mask = arrays
 
     def block(y: np.ndarray, mask: np.ndarray, *xs: np.ndarray) -> None:
-        total = spare(y)
-        above = spare(y, 1).view(np.bool_)[: y.size]
+        total, larger = spare(y), spare(y, 1).view(np.int32)[: y.size]
         np.copyto(total, xs[0])
         mask.fill(0)
         for index, x in enumerate(xs[1:], 1):
-            np.greater(x, total, out=above)
-            np.copyto(mask, index, where=above)
-            np.copyto(total, x, where=above)
+            np.greater(x, total, out=larger)
+            np.multiply(larger, index, out=larger)
+            np.maximum(mask, larger, out=mask)
+            np.maximum(total, x, out=total)
         np.copyto(y, total)
 
     in_blocks(block, y, mask, *xs)
 
 
+@kernel
+def _select(start, stop, dy, mask, index, dx):
+    """Elements [start, stop)."""
+    dys, masks, dxs = dy[start:stop], mask[start:stop], dx[start:stop]
+    for i in range(dxs.size):
+        dxs[i] = dys[i] if masks[i] == index else 0
+
+
 @op
 def eltwise_max_backward(dy: np.ndarray, mask: np.ndarray, dx: np.ndarray, *, index: int) -> None:
     """dx = dy where input `index` was the largest, else 0."""
-
-    def block(dy: np.ndarray, mask: np.ndarray, dx: np.ndarray) -> None:
-        mine = np.equal(mask, index, out=spare(dy).view(np.bool_)[: dy.size])
-        np.multiply(dy, mine, out=dx)
-
-    in_blocks(block, dy, mask, dx)
+    parallel_for(_select, dy.size, dy.reshape(-1), mask.reshape(-1), index, dx.reshape(-1), grain=_GRAIN)

@@ -53,6 +53,10 @@ def _multiply(a: np.ndarray, strides: tuple[int, int], b: np.ndarray, out: np.nd
     """out (+)= A b, A being read in `a` at strides (row, step)."""
     rows, columns = out.shape
     steps = b.shape[0]
+    if steps == 0 and not accumulate:
+        out.fill(0)
+    if steps == 0 or out.size == 0:
+        return
     panel = panel_of(a.itemsize)
     # few rows leave the time to reading b: longer stretches of its rows at a time come faster
     at_once = min(steps, _STEPS_AT_ONCE if rows > 64 else _STEPS_AT_ONCE // 2)

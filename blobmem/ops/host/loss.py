@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from blobmem.ops.host.blocks import in_blocks
-from blobmem.ops.host.loss_kernels import label_gradient, label_losses, softmax, softmax_gradient
+from blobmem.ops.host.loss_kernels import judge_labels, label_gradient, label_losses, softmax, softmax_gradient
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.host.update import sum_of_squares
 from blobmem.ops.registry import op
 
 _GRAIN = 4096
 _CHUNK = 256
+_PARTS = 64
 
 
 def _softmax(kernel: Callable[..., Any], *arrays: np.ndarray) -> None:
@@ -41,25 +42,19 @@ def softmax_backward(y: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
     _softmax(softmax_gradient, y, dy, dx)
 
 
-def _sum_losses(prob: np.ndarray, label: np.ndarray, ignore_label: int | None) -> tuple[float, int]:
-    """The sum of -log prob[label], and how many labels count. Raises ValueError for one that is no class."""
-    outer, classes, inner = prob.shape
-    result = np.zeros(3)
-    parallel_for(label_losses, 1, prob.reshape(-1), label.reshape(-1), outer, classes, inner, _number(ignore_label),
-                 result)  # fmt: skip
-    check_labels(int(result[2]), label, classes)
-    return result[0], int(result[1])
-
-
-def check_labels(bad: int, label: np.ndarray, classes: int) -> None:
-    """Raise ValueError when `bad`, the index of a label that is no class, is not negative."""
+def count_labels(label: np.ndarray, classes: int, ignore: float) -> int:
+    """How many labels are not `ignore`. Raises ValueError for one that is no class."""
+    result = np.zeros(2, np.int64)
+    judge_labels(0, 1, label.reshape(-1), classes, ignore, result)
+    bad = int(result[1])
     if bad >= 0:
         value = float(label.reshape(-1)[bad])
         raise ValueError(f"label {value:g} of item {bad} is no class: expected 0 to {classes - 1}; check the data and "
                          "num_output, or set ignore_label for items without a class")  # fmt: skip
+    return int(result[0])
 
 
-def _number(ignore_label: int | None) -> float:
+def ignore_as_number(ignore_label: int | None) -> float:
     """The label to ignore as kernels take it; no label equals not-a-number."""
     return float("nan") if ignore_label is None else float(ignore_label)
 
@@ -75,11 +70,16 @@ def softmax_loss_forward(x: np.ndarray, label: np.ndarray, prob: np.ndarray, los
                          ignore_label: int | None, normalization: str) -> None:  # fmt: skip
     """prob = softmax of x; loss = the mean of -log prob[label] over what `normalization` counts.
 
-    Raises ValueError for a label that is neither a class nor `ignore_label`.
+    Raises ValueError for a label that is neither a class nor `ignore_label`, before anything is written.
     """
+    outer, classes, inner = x.shape
+    ignore = ignore_as_number(ignore_label)
+    valid = count_labels(label, classes, ignore)
     softmax_forward(x, prob)
-    total, valid = _sum_losses(prob, label, ignore_label)
-    loss.fill(total / _normalizer(normalization, x.shape[0], x.shape[2], valid))
+    parts = np.zeros(_PARTS)
+    parallel_for(label_losses, _PARTS, prob.reshape(-1), label.reshape(-1), classes, inner, ignore, parts,
+                 grain=1 + _PARTS * _GRAIN // max(1, label.size))  # fmt: skip
+    loss.fill(parts.sum() / _normalizer(normalization, outer, inner, valid))
 
 
 @op
@@ -87,10 +87,11 @@ def softmax_loss_backward(prob: np.ndarray, label: np.ndarray, dloss: np.ndarray
                           ignore_label: int | None, normalization: str) -> None:  # fmt: skip
     """dx = dloss * (prob - 1 at the label) over the normalizer, 0 at ignored labels. Raises as forward does."""
     outer, classes, inner = prob.shape
-    _, valid = _sum_losses(prob, label, ignore_label)
+    ignore = ignore_as_number(ignore_label)
+    valid = count_labels(label, classes, ignore)
     scale = float(dloss.reshape(-1)[0]) / _normalizer(normalization, outer, inner, valid)
     parallel_for(label_gradient, outer, prob.reshape(-1), label.reshape(-1), dx.reshape(-1), classes, inner,
-                 _number(ignore_label), scale, grain=1 + 8 * _GRAIN // max(1, classes * inner))  # fmt: skip
+                 ignore, scale, grain=1 + 8 * _GRAIN // max(1, classes * inner))  # fmt: skip
 
 
 @op

@@ -62,22 +62,33 @@ def softmax_gradient(start, stop, scratch, y, dy, dx, classes, inner, chunk):
 
 
 @kernel
-def label_losses(start, stop, prob, label, outer, classes, inner, ignore, result):
-    """result = the sum of -log prob[label], how many labels are not `ignore`, the first that is no class (or -1)."""
-    total, valid = 0.0, 0
-    result[2] = -1
-    for i in range(outer):
-        for j in range(inner):
-            value = label[i * inner + j]
-            if value == ignore:
-                continue
-            if not (value >= 0 and value < classes):
-                result[2] = i * inner + j
-                return
-            p = np.float64(prob[(i * classes + np.int64(value)) * inner + j])
-            total -= math.log(p if not p < _TINY else _TINY)
-            valid += 1
-    result[0], result[1] = total, valid
+def judge_labels(start, stop, label, classes, ignore, result):
+    """result = how many labels are not `ignore`, and the index of the first that is no class (or -1)."""
+    valid = 0
+    result[1] = -1
+    for i in range(label.size):
+        value = label[i]
+        if value == ignore:
+            continue
+        if not (value >= 0 and value < classes):
+            result[1] = i
+            return
+        valid += 1
+    result[0] = valid
+
+
+@kernel
+def label_losses(start, stop, prob, label, classes, inner, ignore, parts):
+    """parts[p] = the sum of -log prob[label] over part p of the positions, for parts [start, stop)."""
+    for part in range(start, stop):
+        total = 0.0
+        for at in range(label.size * part // parts.size, label.size * (part + 1) // parts.size):
+            value = label[at]
+            if value != ignore:
+                i, j = at // inner, at % inner
+                p = np.float64(prob[(i * classes + np.int64(value)) * inner + j])
+                total -= math.log(p if not p < _TINY else _TINY)
+        parts[part] = total
 
 
 @kernel

@@ -11,6 +11,7 @@ import numpy as np
 
 from blobmem.ops.host.blocks import in_blocks, spare
 from blobmem.ops.host.neuron_kernels import (
+    DROP_BLOCKS,
     drop,
     drop_backward,
     prelu,
@@ -126,8 +127,9 @@ def power_backward(x: np.ndarray, y: np.ndarray, dy: np.ndarray, dx: np.ndarray,
 @op
 def dropout_forward(x: np.ndarray, y: np.ndarray, mask: np.ndarray, *, ratio: float, draws: Draws) -> None:
     """mask = 1 with probability 1 - ratio, else 0; y = x * mask / (1 - ratio). mask is of uint8."""
-    parallel_for(drop, -(-x.size // 4), x.reshape(-1), y.reshape(-1), mask.reshape(-1), float(ratio),
-                 x.dtype.type(1 / (1 - ratio)), draws.key(), grain=1024)  # fmt: skip
+    parallel_for(drop, -(-x.size // 4), x.reshape(-1), y.reshape(-1), mask.reshape(-1), np.uint32(ratio * 2**24),
+                 x.dtype.type(1 / (1 - ratio)), draws.key(), grain=1024,
+                 scratch_of=(4 * DROP_BLOCKS, np.uint32))  # fmt: skip
 
 
 @op

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from blobmem.ops.host.channels import affine, dot_channels, normalize, normalize_backward, sum_channels
+from blobmem.ops.host.channels import (
+    affine,
+    affine_across,
+    dot_channels,
+    normalize,
+    normalize_backward,
+    sum_channels,
+)
+from blobmem.ops.host.channels_flat import TILE, normalize_columns, normalize_columns_backward, sum_columns
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.registry import op
 
 _GRAIN = 32768
+_TWO_TILES = (2 * TILE, np.float64)
 
 
 def _planes(x: np.ndarray) -> int:
@@ -28,8 +37,27 @@ def _affine(x: np.ndarray, y: np.ndarray, less: np.ndarray | None, times: np.nda
     """y = (x - less) * times + plus."""
     flat = x.reshape(-1)
     given = [flat if values is None else values.reshape(-1) for values in (less, times, plus)]
-    parallel_for(affine, x.shape[0] * x.shape[1], flat, y.reshape(-1), x.shape[1], x.shape[2], *given, less is not None,
-                 times is not None, plus is not None, grain=_planes(x))  # fmt: skip
+    wanted = less is not None, times is not None, plus is not None
+    outer, channels, inner = x.shape
+    if inner == 1:
+        grain = 1 + _GRAIN // max(1, channels)
+        parallel_for(affine_across, outer, flat, y.reshape(-1), channels, *given, *wanted, grain=grain)
+    else:
+        parallel_for(affine, outer * channels, flat, y.reshape(-1), channels, inner, *given, *wanted, grain=_planes(x))
+
+
+def _sums(x: np.ndarray, y: np.ndarray | None, total: np.ndarray, accumulate: bool) -> None:
+    """total (+)= the sums of x, or of x * y, by channel."""
+    outer, channels, inner = x.shape
+    flat, out = x.reshape(-1), total.reshape(-1)
+    other = flat if y is None else y.reshape(-1)
+    if inner == 1:
+        parallel_for(sum_columns, channels, flat, other, y is not None, outer, channels, out, accumulate,
+                     grain=_channels(x), scratch_of=_TWO_TILES)  # fmt: skip
+    elif y is None:
+        parallel_for(sum_channels, channels, flat, outer, channels, inner, out, accumulate, grain=_channels(x))
+    else:
+        parallel_for(dot_channels, channels, flat, other, outer, channels, inner, out, accumulate, grain=_channels(x))
 
 
 @op
@@ -42,10 +70,14 @@ def batch_norm_forward(x: np.ndarray, y: np.ndarray, xhat: np.ndarray | None, me
     running sums become fraction * old + new, the new variance being the unbiased one and the new factor (1,) being 1.
     """
     outer, channels, inner = x.shape
-    parallel_for(normalize, channels, x.reshape(-1), y.reshape(-1), (y if xhat is None else xhat).reshape(-1),
-                 xhat is not None, outer, channels, inner, mean.reshape(-1), inv_std.reshape(-1),
-                 running_mean.reshape(-1), running_var.reshape(-1), float(eps), float(fraction),
-                 grain=_channels(x))  # fmt: skip
+    large = x.reshape(-1), y.reshape(-1), (y if xhat is None else xhat).reshape(-1), xhat is not None
+    small = [values.reshape(-1) for values in (mean, inv_std, running_mean, running_var)]
+    if inner == 1:
+        parallel_for(normalize_columns, channels, *large, outer, channels, *small, float(eps), float(fraction),
+                     grain=_channels(x), scratch_of=_TWO_TILES)  # fmt: skip
+    else:
+        parallel_for(normalize, channels, *large, outer, channels, inner, *small, float(eps), float(fraction),
+                     grain=_channels(x))  # fmt: skip
     factor *= fraction
     factor += 1
 
@@ -72,8 +104,12 @@ def batch_norm_inference(x: np.ndarray, y: np.ndarray, running_mean: np.ndarray,
 def batch_norm_backward(xhat: np.ndarray, inv_std: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> None:
     """dx of `batch_norm_forward`, from what it kept."""
     outer, channels, inner = dy.shape
-    parallel_for(normalize_backward, channels, xhat.reshape(-1), inv_std.reshape(-1), dy.reshape(-1), dx.reshape(-1),
-                 outer, channels, inner, grain=_channels(dy))  # fmt: skip
+    arrays = [values.reshape(-1) for values in (xhat, inv_std, dy, dx)]
+    if inner == 1:
+        parallel_for(normalize_columns_backward, channels, *arrays, outer, channels, grain=_channels(dy),
+                     scratch_of=_TWO_TILES)  # fmt: skip
+    else:
+        parallel_for(normalize_backward, channels, *arrays, outer, channels, inner, grain=_channels(dy))
 
 
 @op
@@ -98,17 +134,13 @@ def scale_backward_data(dy: np.ndarray, gamma: np.ndarray, dx: np.ndarray) -> No
 @op
 def scale_backward_gamma(x: np.ndarray, dy: np.ndarray, dgamma: np.ndarray, *, accumulate: bool) -> None:
     """dgamma[c] (+)= the sum of dy * x."""
-    outer, channels, inner = x.shape
-    parallel_for(dot_channels, channels, x.reshape(-1), dy.reshape(-1), outer, channels, inner, dgamma.reshape(-1),
-                 accumulate, grain=_channels(x))  # fmt: skip
+    _sums(x, dy, dgamma, accumulate)
 
 
 @op
 def scale_backward_beta(dy: np.ndarray, dbeta: np.ndarray, *, accumulate: bool) -> None:
     """dbeta[c] (+)= the sum of dy."""
-    outer, channels, inner = dy.shape
-    parallel_for(sum_channels, channels, dy.reshape(-1), outer, channels, inner, dbeta.reshape(-1), accumulate,
-                 grain=_channels(dy))  # fmt: skip
+    _sums(dy, None, dbeta, accumulate)
 
 
 @op

@@ -6,6 +6,9 @@ import numpy as np
 
 from blobmem.ops.host.compiled import kernel, part
 from blobmem.ops.host.philox import philox, uniform_of
+from blobmem.ops.host.pool_vectors import NOWHERE, raise_row, raise_windows
+from blobmem.ops.host.products import copy_run
+from blobmem.ops.host.tile import lanes
 
 
 @part
@@ -17,33 +20,34 @@ def span(place, stride, pad, size, limit):
 
 @kernel
 def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
-    """First down the windows' columns, a whole row of x at a time, then along what that leaves."""
-    best, where = np.empty(width, x.dtype), np.empty(width, np.int32)
-    for plane in range(start, stop):
-        for r in range(rows):
-            h0, h1 = span(r, sh, ph, kh, height)
-            for h in range(h0, h1):
-                line = x[(plane * height + h) * width : (plane * height + h + 1) * width]
-                at = np.int32(h * width)
-                if h == h0:
-                    for j in range(width):
-                        best[j] = line[j]
-                        where[j] = at + np.int32(j)
-                else:
-                    for j in range(width):
-                        above = line[j] > best[j]
-                        best[j] = line[j] if above else best[j]
-                        where[j] = at + np.int32(j) if above else where[j]
-            to = (plane * rows + r) * columns
+    """First down the windows' columns, a whole row of x at a time, then along what that leaves.
+
+    `best` has the row with its padding, lower than any number, so that no window needs clipping.
+    """
+    step = lanes(x)
+    wide = max(width + pw, (columns - 1) * sw + kw) + 3 * step
+    best, where = np.full(wide, -np.inf, x.dtype), np.full(wide, NOWHERE, np.int32)
+    values, places = np.empty(columns + step, x.dtype), np.empty(columns + step, np.int32)
+    for line in range(start * rows, stop * rows):
+        plane, r = line // rows * height * width, line % rows
+        h0, h1 = span(r, sh, ph, kh, height)
+        for h in range(h0, h1):
+            for j in range(0, width, step):
+                at = h * width + j
+                raise_row(best, where, pw + j, x, plane + at, min(step, width - j), at, h == h0)
+        if sw <= 2:
+            for w in range(kw):
+                for c in range(0, columns, step):
+                    raise_windows(values, places, c, best, where, c * sw + w, sw == 2, w == 0)
+        else:
             for c in range(columns):
-                w0, w1 = span(c, sw, pw, kw, width)
-                value, place = best[w0], where[w0]
-                for j in range(w0 + 1, w1):
-                    if best[j] > value or (best[j] == value and where[j] < place):
-                        value, place = best[j], where[j]
-                y[to + c] = value
-                if with_mask:
-                    mask[to + c] = place
+                values[c], places[c] = best[c * sw], where[c * sw]
+                for w in range(c * sw + 1, c * sw + kw):
+                    if best[w] > values[c] or (best[w] == values[c] and where[w] < places[c]):
+                        values[c], places[c] = best[w], where[w]
+        copy_run(y, line * columns, values, 0, columns)
+        if with_mask:
+            copy_run(mask, line * columns, places, 0, columns)
 
 
 @kernel

@@ -8,7 +8,7 @@ from blobmem.ops.host.tile import (
     PANEL_VECTORS,
     ROWS,
     SET,
-    copy_vector,
+    copy_part,
     lanes,
     tile_1,
     tile_2,
@@ -32,11 +32,8 @@ def run_tile(vectors, a, ao, ar, ak, b, bo, bk, c, co, cr, steps, mode, s, so):
 def copy_run(to, to_offset, source, source_offset, count):
     """`count` elements from one flat array to another, in vectors; no element beyond them is touched."""
     width = lanes(to)
-    whole = count - count % width
-    for i in range(0, whole, width):
-        copy_vector(to, to_offset + i, source, source_offset + i)
-    for i in range(whole, count):
-        to[to_offset + i] = source[source_offset + i]
+    for i in range(0, count, width):
+        copy_part(to, to_offset + i, source, source_offset + i, count - i)
 
 
 @part

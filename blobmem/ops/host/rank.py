@@ -6,24 +6,20 @@ import math
 
 import numpy as np
 
-from blobmem.ops.host.compiled import kernel
-from blobmem.ops.host.loss import check_labels
+from blobmem.ops.host.compiled import kernel, part
+from blobmem.ops.host.loss import count_labels, ignore_as_number
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.registry import op
 
 
 @kernel
-def _count_hits(start, stop, x, label, outer, classes, inner, top_k, ignore, seen, hits, result):
-    """Per class, labels seen and hit; result[0] = the first label that is no class, or -1."""
-    result[0] = -1
+def _count_hits(start, stop, x, label, outer, classes, inner, top_k, ignore, seen, hits):
+    """Per class, labels seen and hit; labels have been checked."""
     for i in range(outer):
         for j in range(inner):
             value = label[i * inner + j]
             if value == ignore:
                 continue
-            if not (value >= 0 and value < classes):
-                result[0] = i * inner + j
-                return
             true = np.int64(value)
             least = x[(i * classes + true) * inner + j]
             better = -1
@@ -43,14 +39,20 @@ def accuracy_forward(x: np.ndarray, label: np.ndarray, accuracy: np.ndarray, per
     nothing are 0. Raises ValueError for a label that is neither a class nor `ignore_label`.
     """
     outer, classes, inner = x.shape
-    seen, hits, result = np.zeros(classes, np.int64), np.zeros(classes, np.int64), np.zeros(1, np.int64)
-    ignore = math.nan if ignore_label is None else float(ignore_label)
-    parallel_for(_count_hits, 1, x.reshape(-1), label.reshape(-1), outer, classes, inner, top_k, ignore, seen, hits,
-                 result)  # fmt: skip
-    check_labels(int(result[0]), label, classes)
+    ignore = ignore_as_number(ignore_label)
+    count_labels(label, classes, ignore)
+    seen, hits = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
+    parallel_for(_count_hits, 1, x.reshape(-1), label.reshape(-1), outer, classes, inner, top_k, ignore, seen,
+                 hits)  # fmt: skip
     accuracy.fill(hits.sum() / max(1, seen.sum()))
     if per_class is not None:
         np.divide(hits, np.maximum(seen, 1), out=per_class.reshape(-1), casting="unsafe")
+
+
+@part
+def _ranked(value):
+    """What a value is compared by: not a number is below everything."""
+    return value if value == value else -np.inf
 
 
 @kernel
@@ -59,20 +61,20 @@ def _largest(start, stop, x, size, inner, top_k, out_index, with_index, out_valu
     for position in range(start, stop):
         outer, j = position // inner, position % inner
         base = outer * size * inner + j
-        last, last_value = -1, x[base]
+        last, last_value = -1, _ranked(x[base])
         for k in range(top_k):
-            best = -1
+            best, best_value = -1, last_value
             for c in range(size):
-                value = x[base + c * inner]
+                value = _ranked(x[base + c * inner])
                 after = last < 0 or value < last_value or (value == last_value and c < last)
-                if after and (best < 0 or value >= x[base + best * inner]):
-                    best = c
-            last, last_value = best, x[base + best * inner]
+                if after and (best < 0 or value >= best_value):
+                    best, best_value = c, value
+            last, last_value = best, best_value
             at = outer * step + j + k * out_step
             if with_index:
-                out_index[at] = last
+                out_index[at] = best
             if with_value:
-                out_value[at] = last_value
+                out_value[at] = x[base + best * inner]
 
 
 @op

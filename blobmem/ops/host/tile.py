@@ -33,6 +33,8 @@ def _vector_bytes_and_registers() -> tuple[int, int]:
 
 VECTOR_BYTES, _REGISTERS = _vector_bytes_and_registers()
 
+_POINTER = ir.PointerType()
+
 PANEL_VECTORS = 3
 """Vectors of columns in a full tile, and in a packed panel of B."""
 
@@ -56,27 +58,29 @@ def panel_of(itemsize: int) -> int:
     return PANEL_VECTORS * VECTOR_BYTES // itemsize
 
 
-def _array_base(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+def array_base(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    """Pointer to an element of a flat array."""
     data = context.make_array(array_type)(context, builder, array).data
     return cgutils.gep_inbounds(builder, data, offset)
 
 
-class _Emit:
-    """Vector instructions for one element type."""
+class Emit:
+    """Vector instructions for one element type, of one vector register unless a count is given."""
 
-    def __init__(self, context: Any, builder: Any, dtype: Any):
+    def __init__(self, context: Any, builder: Any, dtype: Any, count: int = 0):
         self.builder = builder
-        self.count = VECTOR_BYTES // (dtype.bitwidth // 8)
+        self.count = count or VECTOR_BYTES // (dtype.bitwidth // 8)
         self.align = dtype.bitwidth // 8
+        self.name = f"v{self.count}{'f' if isinstance(dtype, types.Float) else 'i'}{dtype.bitwidth}"
         element = context.get_value_type(dtype)
         self.element = element
         self.vector = ir.VectorType(element, self.count)
-        name = f"llvm.fmuladd.v{self.count}f{dtype.bitwidth}"
-        signature = ir.FunctionType(self.vector, [self.vector] * 3)
-        self._fma = cgutils.get_or_insert_function(builder.module, signature, name)
 
     def at(self, pointer: Any, index: Any) -> Any:
         return self.builder.gep(pointer, [index], source_etype=self.element)
+
+    def load_one(self, pointer: Any) -> Any:
+        return self.builder.load(pointer, typ=self.element)
 
     def load(self, pointer: Any) -> Any:
         value = self.builder.load(self.builder.bitcast(pointer, self.vector.as_pointer()), typ=self.vector)
@@ -87,14 +91,39 @@ class _Emit:
         stored = self.builder.store(value, self.builder.bitcast(pointer, self.vector.as_pointer()))
         stored.align = self.align
 
-    def splat(self, pointer: Any) -> Any:
+    def load_some(self, pointer: Any, mask: Any, otherwise: float | None = None) -> Any:
+        """The lanes of a mask; the others become a constant (None: zero) and are not read."""
+        other = ir.Constant(self.vector, None if otherwise is None else [otherwise] * self.count)
+        arguments = [self.builder.bitcast(pointer, _POINTER), ir.IntType(32)(self.align), mask, other]
+        return self._call(f"masked.load.{self.name}.p0", self.vector, arguments)
+
+    def store_some(self, value: Any, pointer: Any, mask: Any) -> None:
+        arguments = [value, self.builder.bitcast(pointer, _POINTER), ir.IntType(32)(self.align), mask]
+        self._call(f"masked.store.{self.name}.p0", ir.VoidType(), arguments)
+
+    def splat(self, value: Any) -> Any:
+        """One value in all lanes."""
         none = ir.Constant(self.vector, ir.Undefined)
         index = ir.IntType(32)
-        one = self.builder.insert_element(none, self.builder.load(pointer, typ=self.element), index(0))
+        one = self.builder.insert_element(none, value, index(0))
         return self.builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(index, self.count), [0] * self.count))
 
+    def first_lanes(self, count: Any) -> Any:
+        """The mask of the first `count` lanes."""
+        integer = ir.IntType(64)
+        counting = ir.Constant(ir.VectorType(integer, self.count), list(range(self.count)))
+        one = self.builder.insert_element(ir.Constant(counting.type, ir.Undefined), count, ir.IntType(32)(0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.count), [0] * self.count)
+        limit = self.builder.shuffle_vector(one, ir.Constant(counting.type, ir.Undefined), zeros)
+        return self.builder.icmp_signed("<", counting, limit)
+
     def multiply_add(self, x: Any, y: Any, z: Any) -> Any:
-        return self.builder.call(self._fma, [x, y, z])
+        return self._call(f"fmuladd.{self.name}", self.vector, [x, y, z])
+
+    def _call(self, name: str, result: Any, arguments: list) -> Any:
+        signature = ir.FunctionType(result, [argument.type for argument in arguments])
+        function = cgutils.get_or_insert_function(self.builder.module, signature, f"llvm.{name}")
+        return self.builder.call(function, arguments)
 
 
 def _tile(vectors: int) -> Callable[..., Any]:
@@ -111,8 +140,8 @@ def _tile(vectors: int) -> Callable[..., Any]:
 
         def generate(context: Any, builder: Any, signature: Any, v: Any) -> Any:
             kinds = signature.args
-            emit = _Emit(context, builder, kinds[7].dtype)
-            base = [_array_base(context, builder, kinds[i], v[i], v[i + 1]) for i in (0, 4, 7, 12)]
+            emit = Emit(context, builder, kinds[7].dtype)
+            base = [array_base(context, builder, kinds[i], v[i], v[i + 1]) for i in (0, 4, 7, 12)]
             _generate_tile(builder, emit, vectors, base, (v[2], v[3], v[6], v[9]), v[10], v[11])
             return context.get_dummy_value()
 
@@ -121,7 +150,7 @@ def _tile(vectors: int) -> Callable[..., Any]:
     return tile
 
 
-def _generate_tile(builder: Any, emit: _Emit, vectors: int, base: list, strides: tuple, steps: Any, mode: Any) -> None:
+def _generate_tile(builder: Any, emit: Emit, vectors: int, base: list, strides: tuple, steps: Any, mode: Any) -> None:
     a, b, c, row_values = base
     a_row, a_step, b_step, c_row = strides
     index = steps.type
@@ -132,7 +161,7 @@ def _generate_tile(builder: Any, emit: _Emit, vectors: int, base: list, strides:
 
     builder.cbranch(_is_mode(builder, mode, SET_WITH_ROWS), block["rows"], block["start"])
     builder.position_at_end(block["rows"])
-    by_row = [emit.splat(emit.at(row_values, index(r))) for r in range(ROWS)]
+    by_row = [emit.splat(emit.load_one(emit.at(row_values, index(r)))) for r in range(ROWS)]
     builder.branch(block["start"])
 
     builder.position_at_end(block["start"])
@@ -148,7 +177,7 @@ def _generate_tile(builder: Any, emit: _Emit, vectors: int, base: list, strides:
     step, a_now, b_now = builder.phi(index), builder.phi(a.type), builder.phi(b.type)
     sums = [builder.phi(emit.vector) for _ in spots]
     columns = [emit.load(emit.at(b_now, index(j * emit.count))) for j in range(vectors)]
-    rows = [emit.splat(emit.at(a_now, row_offsets[r])) for r in range(ROWS)]
+    rows = [emit.splat(emit.load_one(emit.at(a_now, row_offsets[r]))) for r in range(ROWS)]
     new = [emit.multiply_add(rows[r], columns[j], old) for (r, j), old in zip(spots, sums, strict=True)]
     following = builder.add(step, index(1))
     starts = [index(0), a, b, *(first[r] for r, _ in spots)]
@@ -195,9 +224,24 @@ def copy_vector(typing: Any, to: Any, to_offset: Any, source: Any, source_offset
     signature = types.void(to, to_offset, source, source_offset)
 
     def generate(context: Any, builder: Any, signature: Any, v: Any) -> Any:
-        emit = _Emit(context, builder, signature.args[0].dtype)
-        value = emit.load(_array_base(context, builder, signature.args[2], v[2], v[3]))
-        emit.store(value, _array_base(context, builder, signature.args[0], v[0], v[1]))
+        emit = Emit(context, builder, signature.args[0].dtype)
+        value = emit.load(array_base(context, builder, signature.args[2], v[2], v[3]))
+        emit.store(value, array_base(context, builder, signature.args[0], v[0], v[1]))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def copy_part(typing: Any, to: Any, to_offset: Any, source: Any, source_offset: Any, count: Any) -> Any:
+    """The first `count` elements of a vector from a flat array to another; no other element is touched."""
+    signature = types.void(to, to_offset, source, source_offset, count)
+
+    def generate(context: Any, builder: Any, signature: Any, v: Any) -> Any:
+        emit = Emit(context, builder, signature.args[0].dtype)
+        mask = emit.first_lanes(v[4])
+        value = emit.load_some(array_base(context, builder, signature.args[2], v[2], v[3]), mask)
+        emit.store_some(value, array_base(context, builder, signature.args[0], v[0], v[1]), mask)
         return context.get_dummy_value()
 
     return signature, generate
@@ -210,9 +254,9 @@ def transpose_vectors(typing: Any, to: Any, to_offset: Any, to_row: Any, source:
     signature = types.void(to, to_offset, to_row, source, source_offset, source_row)
 
     def generate(context: Any, builder: Any, signature: Any, v: Any) -> Any:
-        emit = _Emit(context, builder, signature.args[0].dtype)
-        target = _array_base(context, builder, signature.args[0], v[0], v[1])
-        origin = _array_base(context, builder, signature.args[3], v[3], v[4])
+        emit = Emit(context, builder, signature.args[0].dtype)
+        target = array_base(context, builder, signature.args[0], v[0], v[1])
+        origin = array_base(context, builder, signature.args[3], v[3], v[4])
         index = v[2].type
         rows = [emit.load(emit.at(origin, builder.mul(v[5], index(i)))) for i in range(emit.count)]
         half = emit.count // 2

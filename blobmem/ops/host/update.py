@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from blobmem.ops.host.channels import dot_of
+from blobmem.ops.host.channels import spread_of
 from blobmem.ops.host.compiled import kernel
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.registry import op
@@ -41,13 +41,12 @@ def sgd_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, rate:
 
 @kernel
 def _sum_squares(start, stop, x, parts):
-    """Of parts [start, stop) of about equal length; runs are added in double precision."""
+    """Of parts [start, stop) of about equal length."""
     for part in range(start, stop):
         end = x.size * (part + 1) // parts.size
         total = 0.0
         for first in range(x.size * part // parts.size, end, _RUN):
-            run = x[first : min(first + _RUN, end)]
-            total += dot_of(run, run)
+            total += spread_of(x[first : min(first + _RUN, end)], 0.0)
         parts[part] = total
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from blobmem.ops.host import rank
-from blobmem.ops.registry import table
 
 SHAPES = [(6, 5, 1), (3, 4, 7), (400, 3, 2), (1, 9, 2100)]
 
@@ -12,14 +11,6 @@ SHAPES = [(6, 5, 1), (3, 4, 7), (400, 3, 2), (1, 9, 2100)]
 def values(dtype, *shape, seed=0):
     # few different values, so that there are ties
     return np.random.default_rng(seed).integers(-3, 4, shape).astype(dtype)
-
-
-def run_accuracy(x, label, accuracy, per_class, **attributes):
-    """With a workspace, if the op wants one."""
-    size = table("host")["accuracy_forward"].workspace_bytes(x, label, accuracy, per_class, **attributes)
-    if size:
-        attributes["ws"] = np.full(size, 255, np.uint8)
-    rank.accuracy_forward(x, label, accuracy, per_class, **attributes)
 
 
 def judged(x, label, top_k, ignored):
@@ -43,11 +34,11 @@ def test_accuracy(shape, top_k, ignored, dtype, close, garbage):
     attributes = {"top_k": top_k, "ignore_label": ignored}
     results = list(judged(x, label, top_k, ignored))
     accuracy, per_class = garbage(), garbage(shape[1])
-    run_accuracy(x, label, accuracy, None, **attributes)
+    rank.accuracy_forward(x, label, accuracy, None, **attributes)
     expected = np.mean([right for _, right in results]) if results else 0.0
     close(accuracy, expected)
     accuracy.fill(np.nan)
-    run_accuracy(x, label, accuracy, per_class, **attributes)
+    rank.accuracy_forward(x, label, accuracy, per_class, **attributes)
     close(accuracy, expected)
     rights = [[right for c, right in results if c == k] for k in range(shape[1])]
     close(per_class, np.array([np.mean(r) if r else 0 for r in rights]))
@@ -115,8 +106,8 @@ def test_threads_and_memory(dtype, same_bits, frugal):
     x, label = values(dtype, 700, 60, 2), np.random.default_rng(1).integers(0, 60, (700, 2)).astype(dtype)
     for per_class in (None, np.zeros(60, dtype)):
         attributes = {"top_k": 2, "ignore_label": None}
-        same_bits(run_accuracy, x, label, np.zeros((), dtype), per_class, **attributes)
-        frugal(run_accuracy, x, label, np.zeros((), dtype), per_class, **attributes)
+        same_bits(rank.accuracy_forward, x, label, np.zeros((), dtype), per_class, **attributes)
+        frugal(rank.accuracy_forward, x, label, np.zeros((), dtype), per_class, **attributes)
     attributes = {"top_k": 2, "out_max_val": True, "axis": 1}
     same_bits(rank.argmax_forward, x, np.zeros((700, 2, 2), dtype), **attributes)
     frugal(rank.argmax_forward, x, np.zeros((700, 2, 2), dtype), **attributes)

@@ -31,7 +31,9 @@ def test_sgd(shape, regularization, dtype, close):
 def test_a_parameter_without_rate_or_history_stays(dtype):
     diff, data, _ = arrays(dtype, (50,))
     before = data.copy()
-    update.sgd_update(diff, data, np.zeros_like(data), rate=0.0, momentum=0.9, decay=0.1, regularization="L2", scale=1.0)
+    update.sgd_update(
+        diff, data, np.zeros_like(data), rate=0.0, momentum=0.9, decay=0.1, regularization="L2", scale=1.0
+    )
     np.testing.assert_array_equal(data, before)
 
 
