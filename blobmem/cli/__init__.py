@@ -44,9 +44,9 @@ def parser() -> argparse.ArgumentParser:
         ),
         epilog=(
             "a first session, from the top folder of a clone:\n"
-            "  blobmem footprint models/caffenet/solver.prototxt     what sharing blobs saves; needs no data\n"
+            "  blobmem footprint models/caffenet/solver.prototxt    # what sharing blobs saves\n"
             "  blobmem convert mnist models/lenet/mnist models/lenet\n"
-            "  blobmem train --solver models/lenet/solver.prototxt   a minute or two on two cores\n"
+            "  blobmem train --solver models/lenet/solver.prototxt  # a minute or two\n"
             "\n"
             "Output that goes to a file or a pipe has no bars and no colours; NO_COLOR=1 drops colours anywhere.\n"
             "Exit codes: 0 fine, 1 wrong input or a failed run, 2 wrong command line, 130 interrupted."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +14,16 @@ if TYPE_CHECKING:
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help with our own line breaks, and room for the names of commands."""
+    """Help whose paragraphs fit the terminal, with examples as they are, and room for the names of commands."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for example, group in itertools.groupby(text.splitlines(), lambda line: not line or line.startswith(" ")):
+            lines += group if example else textwrap.wrap(" ".join(group), width)
+        return "\n".join(indent + line for line in lines)
 
 
 def new(commands: Any, name: str, run: Callable[..., int], summary: str, description: str, example: str) -> Any:

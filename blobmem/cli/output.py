@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 Row = Sequence[str] | str
@@ -55,6 +56,7 @@ class Output:
 
     def _rich_table(self, title: str, columns: Sequence[str], rows: Sequence[Row], texts: int) -> None:
         from rich import box
+        from rich.measure import Measurement
         from rich.table import Table
 
         table = Table(title=Text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -67,7 +69,16 @@ class Output:
                 table.add_row(Text(row, "bold cyan"))
             else:
                 table.add_row(*map(Text, row))
-        self._console.print(table)
+
+        def width() -> int:
+            return Measurement.get(self._console, self._console.options.update(width=10_000), table).maximum
+
+        if width() > self._console.width:
+            table.show_edge, table.padding = False, (0, 1, 0, 0)
+        if width() > self._console.width:
+            table.padding = (0, 0, 0, 0)
+        # a table that is still too wide is broken by the terminal: cut numbers would be worse
+        self._console.print(table, width=max(width(), len(title)), crop=False, no_wrap=True, overflow="ignore")
 
     @contextlib.contextmanager
     def progress(self, total: int | None, unit: str, done: int = 0) -> Iterator[Bar]:
@@ -78,13 +89,14 @@ class Output:
         if not self.terminal:
             yield Bar(None, 0)
             return
+        # on a narrow terminal the bar gives way, not what stands beside it
         columns = (
             BarColumn(bar_width=30),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             _Speed(unit),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            TextColumn("{task.fields[remark]}", markup=False),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            TextColumn("left", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[remark]}", markup=False, table_column=Column(no_wrap=True)),
         )
         with Progress(*columns, console=self._console, transient=True) as progress:
             self._drawing = True
@@ -113,7 +125,7 @@ class _Speed(ProgressColumn):
     """Steps per second, or seconds per step where that is longer."""
 
     def __init__(self, unit: str) -> None:
-        super().__init__()
+        super().__init__(table_column=Column(no_wrap=True))
         self.unit = unit
 
     def render(self, task: Task) -> Text:

@@ -22,7 +22,8 @@ Parameters come from a caffemodel, by the names of layers.
 
 EXAMPLE = """\
 example, once `blobmem train --solver models/lenet/solver.prototxt` has written its snapshot:
-  blobmem test --model models/lenet/train_val.prototxt --weights models/lenet/lenet_iter_1250.caffemodel --iterations 20
+  blobmem test --iterations 20 --model models/lenet/train_val.prototxt \\
+    --weights models/lenet/lenet_iter_1250.caffemodel
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import signal
 import threading
 import time
@@ -136,7 +137,7 @@ class Session:
         solver = self.solver
         self.begin = time.perf_counter()
         with self.output.progress(solver.param.max_iter, "iteration", self.first) as bar, self._stop_on_interrupt(bar):
-            bar.update(self.first, remark="first iteration: compiling what is not compiled yet")
+            bar.update(self.first, remark="compiling kernels")
             solver.add_callback(
                 on_iteration=lambda done, _: self._on_iteration(bar, done),
                 on_display=self._on_display,
@@ -161,7 +162,7 @@ class Session:
         def stop(*_: Any) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self.solver.stop()
-            bar.update(self.solver.iter, remark="stopping after this iteration; Ctrl-C again stops at once")
+            bar.update(self.solver.iter, remark="stopping; Ctrl-C again: at once")
 
         before = signal.signal(signal.SIGINT, stop)
         try:
@@ -253,8 +254,8 @@ class Session:
         done = self.solver.iter
         if self.snapshot or self.args.snapshot is not None:
             last = self.snapshot or self.args.snapshot
-            share = " --no-share" if self.args.no_share else ""
-            hint = f"go on with: blobmem train --solver {self.args.solver} --snapshot {last}{share}"
+            command = ["blobmem", "train", "--solver", str(self.args.solver), "--snapshot", str(last)]
+            hint = "go on with: " + shlex.join(command + ["--no-share"] * self.args.no_share)
         else:
             hint = "no snapshot was written (snapshot: N in the solver file writes one every N iterations)"
         self.output.error(f"interrupted after iteration {done}; {hint}")

@@ -46,6 +46,8 @@ class Eltwise(Layer):
             yield call("eltwise_max", *arrays, overwrite(self.internal["mask"]))
 
     def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
+        if self.operation == _PROD and top[0] in bottom:
+            raise self.error("top", "another blob than its bottoms, whose values the gradient needs", top[0].name)
         dy = read_diff(top[0])
         for index, blob in enumerate(bottom):
             if not propagate_down[index]:

@@ -13,7 +13,7 @@ from blobmem import devices
 from blobmem.errors import NetError, SharedBlobError
 from blobmem.layers.base import TEST, TRAIN, Context, Layer, PassState, default_seed
 from blobmem.layers.source import MemoryData
-from blobmem.memory import SyncedMemory
+from blobmem.memory import SyncedMemory, View
 from blobmem.memory.blob import Blob, moves
 from blobmem.net import weights as weight_files
 from blobmem.net.build import float_dtype, initial_loss_weights, wire
@@ -293,9 +293,13 @@ class Net:
         if inputs:
             self._set_inputs(inputs)
         last = len(self._nodes) - 1 if end is None else self._position(end)
-        self.run_forward(0 if start is None else self._position(start), last)
+        first = 0 if start is None else self._position(start)
         names = self.outputs if end is None else self._nodes[last].top_names
-        return {name: _kept(self.blobs[name], diff=False) for name in dict.fromkeys([*names, *(blobs or ())])}
+        wanted = {name: self.blobs[name] for name in dict.fromkeys([*names, *(blobs or ())])}
+        with self.group.lock:
+            self._check_kept(self._span(False, first, last), [blob.data_view for blob in wanted.values()])
+            self.run_forward(first, last)
+            return {name: _kept(blob, diff=False) for name, blob in wanted.items()}
 
     def backward(
         self, diffs: Iterable[str] | None = None, start: str | None = None, end: str | None = None, **top_diffs: Any
@@ -316,9 +320,16 @@ class Net:
             for name, values in top_diffs.items():
                 _assign(self.blobs[name].diff, values, name)
         last = 0 if end is None else self._position(end)
-        self.run_backward(first, last)
         names = self.inputs if end is None else self._nodes[last].bottom_names
-        return {name: _kept(self.blobs[name], diff=True) for name in dict.fromkeys([*names, *(diffs or ())])}
+        wanted = {name: self.blobs[name] for name in dict.fromkeys([*names, *(diffs or ())])}
+        with self.group.lock:
+            self._check_kept(self._span(True, last, first), [blob.diff_view for blob in wanted.values()])
+            self.run_backward(first, last)
+            return {name: _kept(blob, diff=True) for name, blob in wanted.items()}
+
+    def _check_kept(self, span: _Span, views: Iterable[View]) -> None:
+        """Raise SharedBlobError, before anything runs, if what is to be returned is another net's and stays so."""
+        self.group.check(self.identity, {view.memory: view.memory in span.written for view in views})
 
     def _set_inputs(self, inputs: Mapping[str, Any]) -> None:
         if set(inputs) != set(self.inputs):
@@ -431,7 +442,7 @@ class _Span:
         calls = schedule.calls[start:stop]
         self.needs = schedule.needs(start, stop)
         self.first_uses = first_uses(calls)
-        self.written = list({view.memory: None for item in calls for view in item.writes})
+        self.written = {view.memory: None for item in calls for view in item.writes}
 
 
 def _of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:

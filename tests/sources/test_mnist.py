@@ -90,6 +90,7 @@ GOOD = idx(TEST[0])
         (struct.pack(">4B3I", 0, 0, 0xD, 3, 1, 1, 1) + bytes(4), "no idx file of unsigned bytes"),
         (idx(TEST[0][:20]), "20 images and .* 30 labels"),
     ],
+    ids=["cut", "hole", "short", "long", "header", "empty", "magic", "html", "labels", "huge", "none", "floats", "few"],
 )
 def test_damaged_files_are_named_and_nothing_is_made(source, tmp_path, content, said):
     file = source / "t10k-images-idx3-ubyte.gz"

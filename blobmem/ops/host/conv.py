@@ -20,6 +20,7 @@ from blobmem.ops.host import conv_plan as plan
 from blobmem.ops.host.channels import sum_channels
 from blobmem.ops.host.conv_direct import direct_backward_data, direct_backward_weights, direct_forward
 from blobmem.ops.host.conv_kernels import columns_product, fill_channels, pack_weights, weights_product
+from blobmem.ops.host.conv_scatter import cheaper, scatter_backward_data
 from blobmem.ops.host.parallel import num_threads, parallel_for
 from blobmem.ops.host.tile import ROWS
 from blobmem.ops.registry import op
@@ -66,6 +67,9 @@ def _backward_data(dy: np.ndarray, w: np.ndarray, b: np.ndarray | None, dx: np.n
         direct_backward_data(dy, w, b, dx, **attributes)
         return
     p = _problem(dx, w, dy, **attributes)
+    if cheaper(p.channels, p.out_channels, p.kernel, p.source, p.out, p.stride):
+        scatter_backward_data(dy, w, b, dx, **attributes)
+        return
     taps = math.prod(p.kernel)
     tiles = -(-p.channels // ROWS)
     packed = ws[: ws.size // 64 * 64].view(w.dtype)

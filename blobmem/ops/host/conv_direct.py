@@ -16,8 +16,8 @@ from blobmem.ops.host.parallel import parallel_for
 Shape = tuple[int, ...]
 
 
-@lru_cache(maxsize=64)
-def _rows_seen(source: Shape, out: Shape, taps: Shape, stride: Shape, pad: Shape, dilation: Shape) -> np.ndarray:
+@lru_cache(maxsize=256)
+def rows_seen(source: Shape, out: Shape, taps: Shape, stride: Shape, pad: Shape, dilation: Shape) -> np.ndarray:
     """(output rows, rows of taps): the source row, -1 outside. The tuples are those of all axes but the last."""
     table = np.zeros((1, 1), np.int64)
     for x, y, k, s, p, d in zip(source, out, taps, stride, pad, dilation, strict=True):
@@ -30,7 +30,7 @@ def _rows_seen(source: Shape, out: Shape, taps: Shape, stride: Shape, pad: Shape
 
 
 @part
-def _span(shift, stride, size, count):
+def span(shift, stride, size, count):
     """Which of `count` places see inside a row of `size` at place * stride + shift."""
     low = (stride - 1 - shift) // stride if shift < 0 else 0
     high = (size - shift + stride - 1) // stride
@@ -79,7 +79,7 @@ def _forward(start, stop, x, w, b, with_bias, y, groups, channels, outs, table, 
                         continue
                     to, at = y0 + r * y_size, (first + c) * x_plane + table[r, t] * x_size - p
                     for tx in range(taps):
-                        low, high = _span(tx * d - p, s, x_size, y_size)
+                        low, high = span(tx * d - p, s, x_size, y_size)
                         weight = w[w0 + t * taps + tx]
                         if high > low:
                             _add_products(y[to + low :], 1, weight, x[at + tx * d + low * s :], s, high - low)
@@ -104,7 +104,7 @@ def _backward_data(start, stop, dy, w, b, with_bias, dx, groups, channels, outs,
                         continue
                     to, at = x0 + table[r, t] * x_size - p, (plane * rows + r) * y_size
                     for tx in range(taps):
-                        low, high = _span(tx * d - p, s, x_size, y_size)
+                        low, high = span(tx * d - p, s, x_size, y_size)
                         weight = w[w0 + t * taps + tx]
                         if high > low:
                             _add_products(dx[to + tx * d + low * s :], s, weight, dy[at + low :], 1, high - low)
@@ -120,7 +120,7 @@ def _backward_weights(start, stop, x, dy, dw, accumulate, images, groups, channe
         w0 = item * tap_rows * taps
         for t in range(tap_rows):
             for tx in range(taps):
-                low, high = _span(tx * d - p, s, x_size, y_size)
+                low, high = span(tx * d - p, s, x_size, y_size)
                 total = 0.0
                 for i in range(images):
                     plane = (i * groups * outs + m) * rows
@@ -133,10 +133,10 @@ def _backward_weights(start, stop, x, dy, dw, accumulate, images, groups, channe
                 dw[w0 + t * taps + tx] = old + x.dtype.type(total)
 
 
-def _shape_of(x: np.ndarray, w: np.ndarray, y: np.ndarray, stride: Shape, pad: Shape, dilation: Shape,
+def shape_of(x: np.ndarray, w: np.ndarray, y: np.ndarray, stride: Shape, pad: Shape, dilation: Shape,
               group: int) -> tuple:  # fmt: skip
     """What the kernels take after the arrays, for the convolution x -> y."""
-    table = _rows_seen(x.shape[2:-1], y.shape[2:-1], w.shape[2:-1], stride[:-1], pad[:-1], dilation[:-1])
+    table = rows_seen(x.shape[2:-1], y.shape[2:-1], w.shape[2:-1], stride[:-1], pad[:-1], dilation[:-1])
     return (group, x.shape[1] // group, y.shape[1] // group, table, math.prod(x.shape[2:]), w.shape[-1], stride[-1],
             pad[-1], dilation[-1], x.shape[-1], y.shape[-1])  # fmt: skip
 
@@ -144,7 +144,7 @@ def _shape_of(x: np.ndarray, w: np.ndarray, y: np.ndarray, stride: Shape, pad: S
 def direct_forward(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, y: np.ndarray, *, stride: Shape, pad: Shape,
                    dilation: Shape, group: int) -> None:  # fmt: skip
     """As `conv.conv_forward`."""
-    shape = _shape_of(x, w, y, stride, pad, dilation, group)
+    shape = shape_of(x, w, y, stride, pad, dilation, group)
     parallel_for(_forward, y.shape[0] * y.shape[1], x.reshape(-1), w.reshape(-1), w.reshape(-1) if b is None else b,
                  b is not None, y.reshape(-1), *shape)  # fmt: skip
 
@@ -152,7 +152,7 @@ def direct_forward(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, y: np.nda
 def direct_backward_data(dy: np.ndarray, w: np.ndarray, b: np.ndarray | None, dx: np.ndarray, *, stride: Shape,
                          pad: Shape, dilation: Shape, group: int) -> None:  # fmt: skip
     """As `conv.conv_backward_data`; with `b`, as `conv.deconv_forward`."""
-    shape = _shape_of(dx, w, dy, stride, pad, dilation, group)
+    shape = shape_of(dx, w, dy, stride, pad, dilation, group)
     parallel_for(_backward_data, dx.shape[0] * dx.shape[1], dy.reshape(-1), w.reshape(-1),
                  w.reshape(-1) if b is None else b, b is not None, dx.reshape(-1), *shape)  # fmt: skip
 
@@ -160,6 +160,6 @@ def direct_backward_data(dy: np.ndarray, w: np.ndarray, b: np.ndarray | None, dx
 def direct_backward_weights(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, *, stride: Shape, pad: Shape,
                             dilation: Shape, group: int, accumulate: bool) -> None:  # fmt: skip
     """As `conv.conv_backward_weights`."""
-    shape = _shape_of(x, dw, dy, stride, pad, dilation, group)
+    shape = shape_of(x, dw, dy, stride, pad, dilation, group)
     parallel_for(_backward_weights, dw.shape[0] * dw.shape[1], x.reshape(-1), dy.reshape(-1), dw.reshape(-1),
                  accumulate, x.shape[0], *shape)  # fmt: skip

@@ -77,7 +77,10 @@ def eltwise_prod_backward_unstable(dy: np.ndarray, dx: np.ndarray, x: np.ndarray
 
 @op
 def eltwise_max(*arrays: Any) -> None:
-    """y = the largest x, and mask (int32) = which that is, the first of equals; y and mask are the last two arrays."""
+    """y = the largest x, and mask (int32) = which that is; y and mask are the last two arrays.
+
+    Of equal ones it is the first, except that the second wins against the first, as in Caffe.
+    """
     *xs, y, mask = arrays
 
     def block(y: np.ndarray, mask: np.ndarray, *xs: np.ndarray) -> None:
@@ -85,7 +88,7 @@ def eltwise_max(*arrays: Any) -> None:
         np.copyto(total, xs[0])
         mask.fill(0)
         for index, x in enumerate(xs[1:], 1):
-            np.greater(x, total, out=larger)
+            (np.greater_equal if index == 1 else np.greater)(x, total, out=larger)
             np.multiply(larger, index, out=larger)
             np.maximum(mask, larger, out=mask)
             np.maximum(total, x, out=total)

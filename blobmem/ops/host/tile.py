@@ -248,6 +248,22 @@ def copy_part(typing: Any, to: Any, to_offset: Any, source: Any, source_offset: 
 
 
 @intrinsic
+def add_part(typing: Any, to: Any, to_offset: Any, source: Any, source_offset: Any, count: Any) -> Any:
+    """The first `count` elements of a vector of one flat array, added to those of another."""
+    signature = types.void(to, to_offset, source, source_offset, count)
+
+    def generate(context: Any, builder: Any, signature: Any, v: Any) -> Any:
+        emit = Emit(context, builder, signature.args[0].dtype)
+        mask = emit.first_lanes(v[4])
+        target = array_base(context, builder, signature.args[0], v[0], v[1])
+        value = emit.load_some(array_base(context, builder, signature.args[2], v[2], v[3]), mask)
+        emit.store_some(builder.fadd(emit.load_some(target, mask), value), target, mask)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
 def transpose_vectors(typing: Any, to: Any, to_offset: Any, to_row: Any, source: Any, source_offset: Any,
                       source_row: Any) -> Any:  # fmt: skip
     """A square of one vector's length each way, transposed: to[i, j] = source[j, i], rows that many elements apart."""
