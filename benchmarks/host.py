@@ -108,9 +108,9 @@ def memory_ours() -> dict[str, float]:
 
     name, train_batch, test_batch = MEMORY
     _, shape, classes = MODELS[name]
-    param = caffe_pb2.SolverParameter(
-        base_lr=0.01, momentum=0.9, weight_decay=5e-4, lr_policy="fixed", random_seed=1, max_iter=2, test_iter=[1]
-    )
+    param = caffe_pb2.SolverParameter(base_lr=0.01, momentum=0.9, weight_decay=5e-4, lr_policy="fixed", random_seed=1)
+    param.test_iter.append(1)
+    param.test_interval, param.test_initialization = 100, False
     net = caffe_pb2.NetParameter(name=name)
     for phase, batch in ((0, train_batch), (1, test_batch)):
         layer = net.layer.add(name="data", type="MemoryData", top=["data", "label"])

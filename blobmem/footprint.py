@@ -17,6 +17,7 @@ from typing import Any
 from blobmem.devices import SimulatedDevice
 from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.blob import Blob
+from blobmem.memory.views import ALIGNMENT
 from blobmem.memory.workspace import workspace
 from blobmem.net.builder import Nets, Specs, build_nets, is_solver, specs_of
 from blobmem.net.net import Net
@@ -26,6 +27,7 @@ from blobmem.solvers import Updater, updater_for
 
 PURPOSES = ("params", "gradients", "solver state", "data", "diffs", "internal", "workspace", "input buffers")
 SCHEMES = ("separate", "weights", "blobs")
+CHUNK = 2 << 20
 
 Bytes = dict[str, int]
 
@@ -36,12 +38,16 @@ class Held:
 
     Attributes:
         batch: items in a batch.
-        purposes: bytes by purpose, on the device.
+        purposes: bytes by purpose, on the device, before rounding.
+        rounding: what a device that maps chunks of 2 MiB holds beyond them; memories below a chunk share chunks.
+        host: bytes in use on the host side.
         blob_bytes: bytes of all blobs counted one by one, splits too, as Caffe counts what it needs "for data".
     """
 
     batch: int
     purposes: Bytes
+    rounding: int
+    host: int
     blob_bytes: int
 
     @property
@@ -129,7 +135,7 @@ def _build(specs: Specs, solver: Any, scheme: str, options: dict[str, Any]) -> t
 
 
 def _account(name: str, nets: Nets, update: Updater | None) -> Scheme:
-    held: dict[SyncedMemory, int] = {}
+    held = _Capacities({}, {})
     needs = nets.train.needs(backward=True)
     solver_state = update.state_blobs() if update is not None else []
     if update is not None:
@@ -141,16 +147,49 @@ def _account(name: str, nets: Nets, update: Updater | None) -> Scheme:
     return scheme
 
 
-def _add(net: Net, needs: Iterable[Need], held: dict[SyncedMemory, int], solver_state: Sequence[Blob]) -> Held:
-    """Add a net's needs to what is held; the bytes by purpose that this took."""
+@dataclass(slots=True)
+class _Capacities:
+    """Bytes of each memory on the two sides, so far."""
+
+    device: dict[SyncedMemory, int]
+    host: dict[SyncedMemory, int]
+
+    def grow(self, memory: SyncedMemory, side: Side, nbytes: int) -> int:
+        """Note that a memory needs so many bytes; how many more these are."""
+        known = self.device if side is Side.DEVICE else self.host
+        more = max(0, nbytes - known.get(memory, 0))
+        known[memory] = known.get(memory, 0) + more
+        return more
+
+    def rounding(self) -> int:
+        """What whole chunks take beyond the device's bytes."""
+        small = sum(_up(nbytes, ALIGNMENT) for nbytes in self.device.values() if nbytes < CHUNK)
+        large = sum(_up(nbytes, CHUNK) for nbytes in self.device.values() if nbytes >= CHUNK)
+        return large + _up(small, CHUNK) - sum(self.device.values())
+
+
+def _up(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit
+
+
+def _add(net: Net, needs: Iterable[Need], held: _Capacities, solver_state: Sequence[Blob]) -> Held:
+    """Add a net's needs to what is held; the bytes that this took."""
     purpose = _purposes(net, solver_state)
     added = dict.fromkeys(PURPOSES, 0)
+    rounding, host = held.rounding(), 0
     for memory, side, nbytes in needs:
-        before = held.get(memory, 0)
-        if side is Side.DEVICE and nbytes > before:
-            held[memory] = nbytes
-            added[purpose.get(memory, "data")] += nbytes - before
-    return Held(batch_of(net), added, sum(blob.nbytes for blob in net.blobs.values()))
+        more = held.grow(memory, side, nbytes)
+        if side is Side.DEVICE:
+            added[purpose.get(memory, "data")] += more
+        else:
+            host += more
+    # parameters start on the host, and losses are read there
+    parameters = [blob for blobs in net.params.values() for blob in blobs]
+    for blob in (*parameters, *net.losses()):
+        memory = blob.data_view.memory
+        host += held.grow(memory, Side.HOST, max(memory.cpu_capacity, blob.nbytes))
+    blob_bytes = sum(blob.nbytes for blob in net.blobs.values())
+    return Held(batch_of(net), added, held.rounding() - rounding, host, blob_bytes)
 
 
 def _purposes(net: Net, solver_state: Sequence[Blob]) -> dict[SyncedMemory, str]:
@@ -209,12 +248,16 @@ def _scheme_json(scheme: Scheme) -> dict[str, Any]:
         "train_bytes": scheme.train.total,
         "train_batch": scheme.train.batch,
         "train_purposes": scheme.train.purposes,
+        "train_rounding_bytes": scheme.train.rounding,
+        "train_host_bytes": scheme.train.host,
         "total_bytes": sum(scheme.predicted),
         "tests": [
             {
                 "batch": held.batch,
                 "extra_bytes": held.total,
                 "purposes": held.purposes,
+                "rounding_bytes": held.rounding,
+                "host_bytes": held.host,
                 "blob_bytes": held.blob_bytes,
                 "unshared": unshared,
             }

@@ -143,3 +143,36 @@ def test_needs_do_not_run_anything():
     nets.train.run_forward()
     nets.train.run_backward()
     assert device.statistics.bytes_held == held
+
+
+def test_a_net_with_debug_info_can_be_measured():
+    """A device that only counts has no values to log."""
+    text = (ROOT / "models" / "lenet" / "train_val.prototxt").read_text()
+    schemes = footprint(f"debug_info: true\n{text}", input_shapes={"data": (1, 28, 28)}, measured=True)
+    assert all(scheme.measured == scheme.predicted for scheme in schemes.values())
+
+
+def test_host_bytes_and_rounding():
+    shapes = {"data": (1, 28, 28)}
+    model = MODELS / "lenet" / "train_val.prototxt"
+    scheme = footprint(model, input_shapes=shapes, schemes=["blobs"])["blobs"]
+    device = SimulatedDevice(compute=False)
+    nets = build_nets(model, device=device, input_shapes=shapes, seed=0)
+    for net, held in ((nets.train, scheme.train), (nets.tests[0], scheme.tests[0])):
+        before = host_bytes(nets)
+        parameters = before if net is nets.train else 0  # filled when the nets were built
+        net.run_forward()
+        if net is nets.train:
+            net.run_backward()
+        assert host_bytes(nets) - before + parameters == held.host
+    total = sum(scheme.predicted)
+    assert 0 <= scheme.train.rounding + scheme.tests[0].rounding < 8 * 2 * MIB
+    assert (total + scheme.train.rounding + scheme.tests[0].rounding) % (2 * MIB) == 0
+
+
+def host_bytes(nets):
+    memories = set()
+    for net in (nets.train, *nets.tests):
+        for blob in (*net.blobs.values(), *net.internals.values(), *(p for ps in net.params.values() for p in ps)):
+            memories |= {blob.data_view.memory, blob.diff_view.memory}
+    return sum(memory.cpu_capacity for memory in memories)

@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         ),
         epilog=(
             "a first session, from the top folder of a clone:\n"
-            "  blobmem footprint models/caffenet/solver.prototxt    # what sharing blobs saves\n"
+            "  blobmem footprint models/caffenet/solver.prototxt    # what sharing saves\n"
             "  blobmem convert mnist models/lenet/mnist models/lenet\n"
             "  blobmem train --solver models/lenet/solver.prototxt  # a minute or two\n"
             "\n"

@@ -24,8 +24,9 @@ under three schemes: every net by itself, parameters shared, blobs shared by nam
 EXAMPLE = """\
 examples:
   blobmem footprint models/caffenet/solver.prototxt
-  blobmem footprint models/caffenet/solver.prototxt --test-batch 50 250 --measure
-  blobmem footprint models/lenet/train_val.prototxt --json - | python -m json.tool
+  blobmem footprint models/caffenet/solver.prototxt --test-batch 50 250
+  blobmem footprint models/resnet50/solver.prototxt --measure
+  blobmem footprint models/lenet/train_val.prototxt --json footprint.json
 
 A solver file counts the solver's state too; a net file has no solver.
 Sizes are in MiB (2^20 bytes) after one training and one test iteration; JSON has bytes.
@@ -36,6 +37,8 @@ LEGEND = {
     "weights": "parameters shared, as in Caffe",
     "blobs": "parameters and every eligible blob shared by name, as `blobmem train` does",
 }
+
+_HEADS = {"solver state": "solver\nstate", "workspace": "work-\nspace", "input buffers": "input\nbuffers"}
 
 
 def add(commands: Any) -> None:
@@ -117,6 +120,8 @@ def _json(model: Path, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
 def _show(model: Path, schemes: Mapping[str, Scheme], output: Output) -> None:
     table(f"Footprint of {model} in MiB", schemes, output)
     output.say()
+    _beside(schemes, output)
+    output.say()
     for name, meaning in LEGEND.items():
         output.say(f"{name}: {meaning}")
     if schemes["blobs"].tests:
@@ -135,7 +140,7 @@ def table(title: str, schemes: Mapping[str, Scheme], output: Output) -> None:
     nets = [held for scheme in schemes.values() for held in (scheme.train, *scheme.tests)]
     purposes = [name for name in PURPOSES if any(held.purposes[name] for held in nets)]
     measured = any(scheme.measured is not None for scheme in schemes.values())
-    columns = ["net, batch", *(name.replace(" ", "\n") for name in purposes), "total"]
+    columns = ["net, batch", *(_HEADS.get(name, name) for name in purposes), "total"]
     columns += ["measured"] if measured else []
     rows: list[Row] = []
 
@@ -149,6 +154,22 @@ def table(title: str, schemes: Mapping[str, Scheme], output: Output) -> None:
         for index, held in enumerate(scheme.tests, start=1):
             add(f"+ test {held.batch}", held, scheme.measured, index)
     output.table(title, columns, rows)
+
+
+def _beside(schemes: Mapping[str, Scheme], output: Output) -> None:
+    """Print what the footprint itself does not count."""
+    from blobmem.cli.output import mib
+
+    rows: list[Row] = []
+    for scheme in schemes.values():
+        rows.append(scheme.name)
+        for name, held in [("  train", scheme.train), *(("+ test", held) for held in scheme.tests)]:
+            # what fills a chunk that was begun takes away from rounding
+            rounding = mib(held.rounding) if held.rounding > 0 else mib(0)
+            cells = [mib(held.host), rounding, mib(held.purposes["input buffers"])]
+            rows.append([f"{name} {held.batch}", *cells])
+    columns = ["net, batch", "host", "rounding", "input buffers"]
+    output.table("Beside it, in MiB: host side, rounding to chunks of 2 MiB, device input buffers", columns, rows)
 
 
 def _reductions(schemes: Mapping[str, Scheme], output: Output) -> None:

@@ -22,7 +22,8 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines: list[str] = []
         for example, group in itertools.groupby(text.splitlines(), lambda line: not line or line.startswith(" ")):
-            lines += group if example else textwrap.wrap(" ".join(group), width)
+            paragraph = list(group)
+            lines += paragraph if example else textwrap.wrap(" ".join(paragraph), width)
         return "\n".join(indent + line for line in lines)
 
 

@@ -77,8 +77,10 @@ class Output:
             table.show_edge, table.padding = False, (0, 1, 0, 0)
         if width() > self._console.width:
             table.padding = (0, 0, 0, 0)
-        # a table that is still too wide is broken by the terminal: cut numbers would be worse
-        self._console.print(table, width=max(width(), len(title)), crop=False, no_wrap=True, overflow="ignore")
+        if width() > self._console.width:  # the terminal breaks its lines: cut numbers would be worse
+            self.say("\n".join(plain_table(title, columns, rows, texts)))
+        else:
+            self._console.print(table)
 
     @contextlib.contextmanager
     def progress(self, total: int | None, unit: str, done: int = 0) -> Iterator[Bar]:
@@ -130,12 +132,16 @@ class _Speed(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed = task.speed
-        return Text(f"- {self.unit}s/s" if not speed else per_second(speed, self.unit))
+        return Text(f"- {_plural(self.unit)}/s" if not speed else per_second(speed, self.unit))
 
 
 def per_second(speed: float, unit: str) -> str:
     """A speed for people: "31.2 iterations/s", "4.1 s/iteration"."""
-    return f"{speed:.1f} {unit}s/s" if speed >= 1 or not speed else f"{1 / speed:.1f} s/{unit}"
+    return f"{speed:.1f} {_plural(unit)}/s" if speed >= 1 or not speed else f"{1 / speed:.1f} s/{unit}"
+
+
+def _plural(unit: str) -> str:
+    return unit + ("es" if unit.endswith(("s", "ch")) else "s")
 
 
 def mib(nbytes: int) -> str:

@@ -25,7 +25,7 @@ A first pass, in which kernels are compiled, does not count; net inputs get rand
 EXAMPLE = """\
 examples:
   blobmem time --model models/lenet/deploy.prototxt --phase TEST
-  blobmem time --model models/caffenet/train_val.prototxt --batch 4 --iterations 3
+  blobmem time --model models/caffenet/train_val.prototxt --batch 4
 
 A data layer whose database is not here is replaced by random input, if the file or --input-shape states its shape.
 Nets in the TEST phase are timed forward only. JSON has milliseconds too.

@@ -191,10 +191,17 @@ class Blob:
     def share_data(self, other: Blob) -> None:
         """Use the other blob's memory for `data`. Shapes may differ, and either may be reshaped later."""
         self._bind(self._data, other.data_view, other.device)
+        self._follow(other)
 
     def share_diff(self, other: Blob) -> None:
         """Use the other blob's memory for `diff`. Shapes may differ, and either may be reshaped later."""
         self._bind(self._diff_half(), other.diff_view, other.device)
+        self._follow(other)
+
+    def _follow(self, other: Blob) -> None:
+        """A blob of nobody's is the other's owner's from now on, so that stale bytes are noticed through it too."""
+        if self.owner is None:
+            self.owner = other.owner
 
     def unshare_data(self) -> None:
         """Stop sharing `data`: from now on in a memory of its own, with the bytes it had."""
@@ -277,9 +284,15 @@ class Blob:
         """Device address of the gradient, for reading and writing; the host side is stale afterwards."""
         return self._address(self._diff_half(), Intent.WRITE)
 
-    def _check_owner(self, view: View) -> None:
+    def _check_owner(self, view: View, writes: bool = False) -> None:
+        """Raise SharedBlobError if another net wrote the memory last; else it counts as this net's if it `writes`."""
         writer = view.memory.writer
-        if writer is not None and self.owner is not None and writer is not self.owner:
+        if writer is self.owner or self.owner is None:
+            return
+        if writer is None:
+            if writes and view.memory.shared:
+                view.memory.set_writer(self.owner)
+        else:
             raise SharedBlobError(
                 f"blob '{self.name}' of {self.owner} was overwritten by {writer}, which shares its memory: "
                 f"run {self.owner} again before reading it, or build the nets with share=False (--no-share)"
@@ -287,7 +300,7 @@ class Blob:
 
     def _writable(self, half: _Half, intent: Intent) -> np.ndarray:
         view = half.view
-        self._check_owner(view)
+        self._check_owner(view, writes=True)
         memory = view.memory
         memory.access(Side.HOST, view.offset, view.nbytes, intent)
         if half.array is None or half.version != memory.version:
@@ -319,14 +332,14 @@ class Blob:
 
     def _address(self, half: _Half, intent: Intent) -> int:
         view = half.view
-        self._check_owner(view)
+        self._check_owner(view, intent is not Intent.READ)
         return view.memory.access(Side.DEVICE, view.offset, view.nbytes, intent)
 
     # ---------------------------------------------------------------- arithmetic, where the bytes are
 
     def _resident(self, view: View, intent: Intent) -> Any:
         """An array over the view on the side that holds it, so that arithmetic moves no byte."""
-        self._check_owner(view)
+        self._check_owner(view, intent is not Intent.READ)
         memory = view.memory
         side = memory.resident_side(view.offset, view.nbytes)
         address = memory.access(side, view.offset, view.nbytes, intent)
@@ -384,7 +397,7 @@ class Blob:
             return
         here, there = (self.diff_view, source.diff_view) if copy_diff else (self.data_view, source.data_view)
         source._check_owner(there)
-        self._check_owner(here)
+        self._check_owner(here, writes=True)
         _copy(there, here)
 
     # ---------------------------------------------------------------- files

@@ -165,6 +165,8 @@ def build_nets(
         test = _build(
             spec, batch=batch, params_from=train if share_params else None, forward_only=forward_only_tests, **common
         )
+        if len(test_specs) > 1:  # messages about sharing name nets
+            test.identity.label += f" number {index}"
         report = SharingReport()
         if share:
             for other in (train, *nets.tests):

@@ -94,9 +94,8 @@ class Net:
         self.debug_info: bool = self.param.debug_info
         self.identity = _Identity(f"net '{self.name}' ({PHASES[phase]})")
         self.group = SharingGroup(self.identity)
-        self._shapes: list[tuple[int, ...]] | None = None
-        self._forward: Schedule = Schedule([], self.device)
-        self._backward: Schedule = Schedule([], self.device)
+        self._shapes = self._present_shapes()  # those that the layers know
+        self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._spans: dict[tuple[bool, int, int], _Span] = {}
         self._moves = 0
         self._name_blobs()
@@ -156,21 +155,22 @@ class Net:
                 raise node.layer.error("shapes", f"bottoms that fit ({error})") from error
         self._compile()
 
-    def _compile(self) -> None:
+    def _compile(self) -> tuple[Schedule, Schedule]:
         self._name_blobs()
-        self._shapes = [blob.shape for blob in self.blobs.values()]
+        self._shapes = self._present_shapes()
         forward, backward = self._calls()
-        self._forward = Schedule(forward, self.device)
-        self._backward = Schedule(backward, self.device)
+        self._schedules = Schedule(forward, self.device), Schedule(backward, self.device)
         self._spans = {}
+        return self._schedules
+
+    def _present_shapes(self) -> list[tuple[int, ...]]:
+        return [blob.shape for blob in self.blobs.values()]
 
     def compiled(self) -> tuple[Schedule, Schedule]:
         """The forward and the backward schedule for the blobs' present shapes."""
-        if self._shapes is None:
-            self._compile()
-        elif self._shapes != [blob.shape for blob in self.blobs.values()]:
+        if self._shapes != self._present_shapes():
             self.reshape()
-        return self._forward, self._backward
+        return self._schedules or self._compile()
 
     # ---------------------------------------------------------------- running
 
@@ -211,9 +211,13 @@ class Net:
             secure(span.needs)
             self.group.check(self.identity, span.first_uses)
             self.state.iteration += 1
-            self._upload_inputs(first)
-            self.group.claim(self.identity, span.written)
-            self._run(span, False, range(first, last + 1))
+            try:
+                self._upload_inputs()
+                self.group.claim(self.identity, span.written)
+                self._run(span, False, range(first, last + 1))
+            except BaseException:
+                self.state.iteration -= 1  # another try makes the same random draws
+                raise
             return self._loss(first, last)
 
     def run_backward(self, first: int | None = None, last: int = 0) -> None:
@@ -261,14 +265,18 @@ class Net:
                 total / max(blob.count(), 1),
             )
 
-    def _upload_inputs(self, first: int) -> None:
+    def _upload_inputs(self) -> None:
         """A net input whose array the user still holds may have been written since: count it as a host write."""
         if self.device.is_host:
             return
-        for node in self._nodes[first:]:
+        for node in self._nodes:
             if node.layer.type == "Input":
                 for blob in node.top:
                     blob.touch_if_held()
+
+    def losses(self) -> list[Blob]:
+        """The blobs that are losses."""
+        return [blob for node in self._nodes for blob, _ in initial_loss_weights(node)]
 
     def _loss(self, first: int, last: int) -> float:
         total = 0.0
@@ -434,15 +442,20 @@ class _Identity:
 class _Span:
     """A run of calls, with what it needs, what it relies on and what it writes."""
 
-    __slots__ = ("first_uses", "needs", "schedule", "start", "stop", "written")
+    __slots__ = ("_blob_needs", "_scratch", "first_uses", "schedule", "start", "stop", "written")
 
     def __init__(self, schedule: Schedule, start: int, stop: int) -> None:
         self.schedule = schedule
         self.start, self.stop = start, stop
         calls = schedule.calls[start:stop]
-        self.needs = schedule.needs(start, stop)
+        self._blob_needs = schedule.blob_needs(start, stop)
+        self._scratch = schedule.scratch_bytes(start, stop)
         self.first_uses = first_uses(calls)
         self.written = {view.memory: None for item in calls for view in item.writes}
+
+    @property
+    def needs(self) -> list[Need]:
+        return self._blob_needs + self.schedule.scratch_need(self._scratch)
 
 
 def _of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:

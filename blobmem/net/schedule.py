@@ -156,22 +156,27 @@ class Schedule:
 
     def needs(self, start: int = 0, stop: int | None = None) -> list[Need]:
         """All the capacity that a run of these calls will use, workspace included."""
+        return self.blob_needs(start, stop) + self.scratch_need(self.scratch_bytes(start, stop))
+
+    def scratch_need(self, nbytes: int) -> list[Need]:
+        """So many bytes of the workspace. It is another memory in each thread, so nobody should keep this."""
+        return [Need(workspace(self.device), self.side, nbytes)] if nbytes else []
+
+    def blob_needs(self, start: int = 0, stop: int | None = None) -> list[Need]:
+        """The capacity that a run of these calls will use of the memories that blobs are in."""
         most: dict[tuple[SyncedMemory, Side], int] = {}
         for step in self._steps[start:stop]:
             for memory, side, nbytes in step.needs():
                 if nbytes > most.get((memory, side), 0):
                     most[memory, side] = nbytes
-        scratch = self.scratch_bytes(start, stop)
-        if scratch:
-            most[workspace(self.device), self.side] = scratch
         return [Need(memory, side, nbytes) for (memory, side), nbytes in most.items()]
 
     def all_needs(self) -> list[Need]:
         """`needs` of the whole schedule, worked out anew only after a blob has moved to another memory."""
         views = [operand.view for call in self.calls for operand in call.present()]
         if views != self._views:
-            self._needs, self._views = self.needs(), views
-        return self._needs
+            self._needs, self._views = self.blob_needs(), views
+        return self._needs + self.scratch_need(self.scratch_bytes())
 
     def set_attributes(self, index: int, **attributes: Any) -> None:
         """The attributes that call `index` runs with from now on. Its workspace must not depend on them."""

@@ -68,12 +68,22 @@ class Solver:
         self.net: Net = nets.train
         self.test_nets: list[Net] = nets.tests
         self.reports: list[SharingReport] = nets.reports
+        self._check_fields()
         self.updater = self.updater_type(self.param, self.net, self.source)
         self.stopped = False
         self._iter = 0
         self._losses: deque[float] = deque(maxlen=max(1, self.param.average_loss))
         self._callbacks = Callbacks()
         self._load_weights()
+
+    def _check_fields(self) -> None:
+        where, param = f"{self.source}: " if self.source else "", self.param
+        if self.test_nets and param.test_interval < 1:
+            raise NetError(f"{where}test_interval: expected 1 or more, as test_iter asks for tests")
+        if param.max_iter < 0:
+            raise NetError(f"{where}max_iter: expected 0 or more, got {param.max_iter}")
+        if param.HasField("solver_mode") and param.solver_mode == caffe_pb2.SolverParameter.GPU:
+            log.info("%ssolver_mode GPU is not looked at: this runs on %s", where, self.net.device.name)
 
     def _load_weights(self) -> None:
         """Start from the files of the solver's `weights`, which may each be several with commas between."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +101,8 @@ class LearningRate:
             given = f"'{param.lr_policy}'" if param.HasField("lr_policy") else "none"
             raise NetError(f"{where}lr_policy: expected one of {', '.join(POLICIES)}; got {given}")
         self._factor = policy.factor
+        if not math.isfinite(param.base_lr):
+            raise NetError(f"{where}base_lr: expected a number, got {param.base_lr}")
         for name in ("base_lr", *policy.fields):
             if name == "stepvalue" and not param.stepvalue:
                 raise NetError(f"{where}lr_policy '{param.lr_policy}' needs stepvalue, once or more; give it")

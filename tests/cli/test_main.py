@@ -37,16 +37,19 @@ def test_version(blobmem):
 
 
 @pytest.mark.parametrize("name", [*NAMES, "convert mnist"])
-def test_help_teaches(blobmem, name):
+def test_help_teaches(blobmem, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
     result = blobmem(*name.split(), "--help")
     assert result.code == 0 and not result.err
     assert "\nexample" in result.out and f"  blobmem {name.split()[0]} " in result.out
-    assert max(map(len, result.out.splitlines())) <= 120
+    assert max(map(len, result.out.splitlines())) <= 80
 
 
-def test_help_names_every_command(blobmem):
+def test_help_names_every_command(blobmem, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     result = blobmem("--help")
     assert all(f"\n    {name} " in result.out for name in NAMES)
+    assert max(map(len, result.out.splitlines())) <= 80
 
 
 def test_help_imports_no_compiler_and_no_terminal_library():

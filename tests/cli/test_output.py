@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from blobmem.cli.output import Output, described, mib, pairs, per_second, plain_table
@@ -19,6 +21,7 @@ def test_speeds():
     assert per_second(31.24, "step") == "31.2 steps/s"
     assert per_second(0.25, "step") == "4.0 s/step"
     assert per_second(0.0, "step") == "0.0 steps/s"
+    assert per_second(2.0, "batch") == "2.0 batches/s" and per_second(2.0, "pass") == "2.0 passes/s"
 
 
 def test_described():
@@ -76,6 +79,26 @@ def test_a_terminal_gets_a_bar_and_a_rich_table(terminal, capsys):
     assert "2/3" in out and "loss 0.5" in out
     assert "warning: careful" in out and not err, "it would tear the bar"
     assert "─" in out
+
+
+@pytest.mark.parametrize(("width", "across"), [(60, 60), (34, 34), (31, 31), (20, 34)])
+def test_a_narrow_terminal_does_not_cut_a_table(terminal, monkeypatch, capsys, width, across):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    columns = ["net, batch", "parameters", "total"]
+    Output().table("T", columns, ["separate", ["  train 256", "1234.5", "12345.6"]])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert "…" not in "".join(lines) and max(map(len, lines)) <= across
+    assert [line.split() for line in lines if "train" in line] == [["train", "256", "1234.5", "12345.6"]]
+
+
+def test_a_narrow_terminal_shortens_the_bar_and_nothing_else(terminal, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with Output().progress(450_000, "iteration") as bar:
+        bar.update(310_000, remark="loss 0.001388, rate 0.0272")
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out).splitlines()
+    assert any(line.endswith("loss 0.001388, rate 0.0272") and "310000/450000" in line for line in lines)
+    assert "…" not in "".join(lines) and max(map(len, lines)) <= 80
 
 
 def test_no_color_is_honoured(terminal, monkeypatch, capsys):

@@ -2,12 +2,13 @@
 
 import gc
 import logging
+import threading
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from blobmem import TEST, TRAIN, Net, NetError, OutOfDeviceMemory, SimulatedDevice
+from blobmem import TEST, TRAIN, BlobmemError, Net, NetError, OutOfDeviceMemory, SimulatedDevice
 from blobmem.devices import HOST
 from blobmem.memory import Head
 
@@ -368,3 +369,80 @@ def test_a_steady_step_makes_no_python_garbage_to_speak_of():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("batch", [2, 9])
+def test_an_input_reshaped_before_the_first_pass(device, batch):
+    net, built = Net(MLP, TRAIN, device=device, seed=1), Net(MLP, TRAIN, device=device, seed=1, batch=batch)
+    for name in net.inputs:
+        net.blobs[name].reshape(built.blobs[name].shape)
+    assert filled(net).forward()["loss"] == filled(built).forward()["loss"]
+    assert net.blobs["ip2"].shape == (batch, 3)
+
+
+def test_debug_mode_reports_a_late_write_but_not_to_an_input(monkeypatch):
+    monkeypatch.setattr("blobmem.memory.debug", True)
+    net = filled(Net(MLP, TRAIN, device=SimulatedDevice(), seed=1))
+    inputs, weights = net.blobs["x"].data, net.params["ip1"][0].data
+    net.run_forward()
+    inputs[...] = 3
+    net.run_forward()
+    weights[...] = 3
+    with pytest.raises(BlobmemError, match="late write"):
+        net.run_forward()
+
+
+def test_running_out_in_another_thread_comes_before_anything_is_written():
+    """Its workspace is another one, which is not there yet."""
+    device = SimulatedDevice()
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    net.run_forward()
+    net.run_backward()
+    net.clear_param_diffs()
+    net.run_forward()
+    net.compiled()[1]._steps[-1].scratch = 512  # as if the last call of the pass needed some
+    net._spans.clear()
+    net._span(True, 0, len(net.layers) - 1)
+    device.capacity = device.statistics.bytes_held
+    errors = []
+
+    def run():
+        try:
+            net.run_backward()
+        except OutOfDeviceMemory as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    assert all(entry.blob.diff_view.memory.head is Head.UNINITIALIZED for entry in net.learnable)
+
+
+def test_a_held_input_array_counts_in_a_forward_that_starts_later(device):
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    held = net.blobs["x"].data
+    net.forward()
+    held[...] = 0
+    net.forward(start="ip1")
+    assert not net.blobs["ip1"].cpu_data().any()
+
+
+def test_a_pass_that_fails_half_way_can_be_repeated():
+    net = Net(DROPOUT, TRAIN, seed=1)
+    net.blobs["x"].data[...] = 1
+    expected = net.run_forward()
+    again = Net(DROPOUT, TRAIN, seed=1)
+    again.blobs["x"].data[...] = 1
+    again.blobs["l"].data[...] = 99
+    with pytest.raises(ValueError, match="99"):
+        again.run_forward()
+    again.blobs["l"].data[...] = 0
+    assert again.run_forward() == expected
+
+
+DROPOUT = """
+layer { name: "in" type: "Input" top: "x" top: "l" input_param { shape { dim: 4 dim: 50 } shape { dim: 4 } } }
+layer { name: "d" type: "Dropout" bottom: "x" top: "d" }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "d" bottom: "l" top: "loss" }
+"""

@@ -1,13 +1,15 @@
 """Nets that share memory: never another result, never silently."""
 
+import random
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from blobmem import TEST, TRAIN, Net, SharedBlobError, SimulatedDevice, build_nets
+from blobmem import TEST, TRAIN, Blob, Net, SharedBlobError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
+from blobmem.memory.blob import Blob
 
 NETS = Path(__file__).parents[1] / "data" / "nets"
 MLP = """
@@ -234,5 +236,125 @@ def test_two_test_nets_share_what_only_they_have():
     assert second.blobs["accuracy"].data_view.memory is first.blobs["accuracy"].data_view.memory
     first.run_forward()
     second.run_forward()
-    with pytest.raises(SharedBlobError):
+    with pytest.raises(SharedBlobError, match=r"\(TEST\) number 0 was overwritten by .*\(TEST\) number 1"):
         _ = first.blobs["accuracy"].data
+
+
+def test_sharing_by_hand_after_both_nets_have_run(device):
+    train, test = Net(MLP, TRAIN, device=device, seed=1), Net(MLP, TEST, device=device, seed=2)
+    test.run_forward()
+    train.run_forward()
+    train.run_backward()
+    test.share_blobs_with(train)
+    with pytest.raises(SharedBlobError):  # it is the train net's now
+        _ = test.blobs["ip1"].data
+    with pytest.raises(SharedBlobError):
+        test.forward(start="ip2")
+    assert train.blobs["ip1"].data.shape == (6, 5)
+    test.run_forward()
+    assert test.blobs["ip1"].data.shape == (3, 5)
+    with pytest.raises(SharedBlobError):
+        train.run_backward()
+
+
+def test_sharing_by_hand_gives_back_what_the_net_had():
+    device = SimulatedDevice()
+    train, test = Net(MLP, TRAIN, device=device, seed=1), Net(MLP, TEST, device=device, seed=2)
+    for net in (train, test):
+        net.run_forward()
+    apart = device.statistics.bytes_held
+    test.share_blobs_with(train)
+    test.run_forward()
+    assert device.statistics.bytes_held < apart
+
+
+def test_copying_from_or_onto_what_another_net_has_overwritten_is_an_error(device):
+    train, test, _ = pair(device)
+    train.run_forward()
+    test.run_forward()
+    mine = Blob(6, 5, device=device)
+    stale = train.blobs["ip1"]
+    for use in (lambda: mine.copy_from(stale), lambda: stale.copy_from(mine), stale.unshare_data):
+        with pytest.raises(SharedBlobError):
+            use()
+
+
+def test_what_a_user_writes_belongs_to_the_net_of_the_blob(device):
+    train, test, _ = pair(device)
+    train.blobs["ip1"].data[...] = 1
+    with pytest.raises(SharedBlobError):
+        test.forward(start="ip2")
+    train.forward(start="ip2")
+
+
+def test_arrays_that_a_pass_returned_stay_right(device):
+    train, test, _ = pair(device)
+    outputs = train.forward(blobs=["ip1"])
+    before = {name: values.copy() for name, values in outputs.items()}
+    test.forward()
+    for name, values in outputs.items():
+        np.testing.assert_array_equal(values, before[name])
+
+
+def test_a_pass_that_could_not_return_its_outputs_does_not_run(device):
+    train, test, _ = pair(device)
+    train.run_forward()
+    test.run_forward()
+    with pytest.raises(SharedBlobError):
+        train.forward(start="data", end="data", blobs=["ip2"])
+    assert train.state.iteration == 1
+    assert test.blobs["data"].data.shape == (3, 4)
+
+
+WAYS = ["forward", "start", "end", "between", "backward", "down from", "down to", "read", "gradient", "sum", "write"]
+
+
+@pytest.mark.parametrize("text", [MLP, DISTINCT], ids=["mlp", "distinct"])
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_of_calls_gives_the_unshared_results_or_an_error(device, text, seed):
+    rng = random.Random(seed)
+    options = {"device": device, "seed": seed, "test_batches": [2, 9], "forward_only_tests": False}
+    here, apart = (build_nets(text, share=share, **options) for share in (True, False))
+    here, apart = [here.train, *here.tests], [apart.train, *apart.tests]
+    for _ in range(80):
+        which, way, value = rng.randrange(3), rng.choice(WAYS), rng.random()
+        names = here[which].layer_names
+        low, high = sorted(rng.choices(range(len(names)), k=2))
+        blob = rng.choice(list(here[which].blobs))
+
+        def use(net, way=way, low=names[low], high=names[high], blob=blob, value=value):
+            if way == "write":
+                net.blobs[blob].data.flat[0] = value
+                return {}
+            return {
+                "forward": lambda: net.forward(),
+                "start": lambda: net.forward(start=low),
+                "end": lambda: net.forward(end=high),
+                "between": lambda: net.forward(start=low, end=high),
+                "backward": lambda: net.backward(),
+                "down from": lambda: net.backward(start=high),
+                "down to": lambda: net.backward(start=high, end=low),
+                "read": lambda: {blob: net.blobs[blob].cpu_data()},
+                "gradient": lambda: {blob: net.blobs[blob].cpu_diff()},
+                "sum": lambda: {blob: net.blobs[blob].asum_data()},
+            }[way]()
+
+        try:
+            results = use(here[which])
+        except SharedBlobError:
+            continue
+        for name, values in use(apart[which]).items():
+            np.testing.assert_array_equal(results[name], values)
+        for one, other in zip(here[which].learnable, apart[which].learnable, strict=True):
+            np.testing.assert_array_equal(one.blob.cpu_diff(), other.blob.cpu_diff())
+
+
+def test_a_blob_of_the_users_over_a_nets_memory_notices_stale_bytes(device):
+    train, test, _ = pair(device)
+    mine = Blob(6, 5, device=device, name="mine")
+    mine.share_data(train.blobs["ip1"])
+    train.run_forward()
+    np.testing.assert_array_equal(mine.cpu_data(), train.blobs["ip1"].cpu_data())
+    test.run_forward()
+    with pytest.raises(SharedBlobError, match="overwritten by net 'mlp'"):
+        mine.cpu_data()

@@ -366,7 +366,9 @@ def inner_products(x, solver):
 
 def test_step_then_part_of_the_test_net(noisy, device):
     solver = noisy(
-        "test_interval: 0", text='net: "{net}" base_lr: 0.1 lr_policy: "fixed" test_iter: 1\n', device=device
+        "test_interval: 100 test_initialization: false",
+        text='net: "{net}" base_lr: 0.1 lr_policy: "fixed" test_iter: 1\n',
+        device=device,
     )
     test_net = solver.test_nets[0]
     test_net.forward()
@@ -400,3 +402,18 @@ def test_with_shared_blobs_these_are_errors_and_never_wrong_numbers(noisy, devic
     solver.step(1)
     with pytest.raises(SharedBlobError, match="share=False"):
         solver.test_nets[0].forward(start="i1")
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("test_interval: 3", "", "test_interval: expected 1 or more"),
+        ("max_iter: 3", "max_iter: -4", "max_iter: expected 0 or more, got -4"),
+        ("base_lr: 0.05", "base_lr: nan", "base_lr: expected a number, got nan"),
+    ],
+)
+def test_fields_that_make_no_sense(noisy, old, new, message):
+    text = 'net: "{net}" base_lr: 0.05 lr_policy: "fixed" max_iter: 3 test_iter: 1 test_interval: 3 '
+    assert old in text
+    with pytest.raises(NetError, match=message):
+        noisy(text=text.replace(old, new))

@@ -6,6 +6,7 @@ hot loops run from 0 over a slice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -42,10 +43,12 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     Division follows NumPy (no exception on zero). A product and a sum may become one fused operation; nothing else is
     reordered, so that an element's value does not depend on where in a vector or a thread's range it falls.
     The code lies in `__pycache__` beside the source, or in the user's cache folder where that cannot be written;
-    `NUMBA_CACHE_DIR` overrides both.
+    `NUMBA_CACHE_DIR` overrides both. Where nothing can be written, every process compiles anew.
     """
     dispatcher = njit(fastmath=_PLAIN, **_ALWAYS)(function)
-    dispatcher._cache = _KernelCache(function)
+    # numba's own `cache=True` fails on import where there is no place to write to
+    with contextlib.suppress(RuntimeError):
+        dispatcher._cache = _KernelCache(function)
     return dispatcher
 
 

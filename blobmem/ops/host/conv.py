@@ -27,6 +27,8 @@ from blobmem.ops.registry import op
 
 Shape = tuple[int, ...]
 
+_LEAST_ROWS = 32  # outputs for which packing columns anew is still worth it
+
 
 def _problem(x: Any, w: Any, y: Any, stride: Shape, pad: Shape, dilation: Shape, group: int) -> plan.Problem:
     """For the convolution x -> y, whichever of the arrays is given and whichever wanted."""
@@ -54,9 +56,13 @@ def _forward(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, y: np.ndarray, 
 
 def _run(cut: plan.Pass, groups: int, source: np.ndarray, a: np.ndarray, strides: Shape, bias: np.ndarray | None,
          out: np.ndarray) -> None:  # fmt: skip
-    parallel_for(columns_product, cut.count * groups, source.reshape(-1), a, *strides, a if bias is None else bias,
-                 bias is not None, out.reshape(-1), cut.geometry, cut.blocks, cut.out_at, cut.step_at, cut.pieces,
-                 cut.first_piece, cut.band_rows,
+    outs, items = int(cut.geometry[plan.OUT_CHANNELS]), cut.count * groups
+    # a few small images alone do not keep the threads busy
+    wanted = max(1, min(-(-2 * num_threads() // max(1, items)), outs // _LEAST_ROWS))
+    rows = -(-outs // wanted // ROWS) * ROWS
+    parallel_for(columns_product, items * -(-outs // rows), source.reshape(-1), a, *strides,
+                 a if bias is None else bias, bias is not None, out.reshape(-1), rows, cut.geometry,
+                 cut.blocks, cut.out_at, cut.step_at, cut.pieces, cut.first_piece, cut.band_rows,
                  scratch_of=(plan.product_scratch(cut, source.itemsize), source.dtype))  # fmt: skip
 
 

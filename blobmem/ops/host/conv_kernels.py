@@ -24,26 +24,31 @@ from blobmem.ops.host.tile import ADD, PANEL_VECTORS, ROWS, SET, SET_WITH_ROWS, 
 
 
 @kernel
-def columns_product(start, stop, scratch, source, a, a_group, a_tile, ar, ak, bias, with_bias, out, g, blocks, out_at,
-                    step_at, pieces, first_piece, band_rows):  # fmt: skip
-    """Items [start, stop) of a pass: one group of one block each, all of its outputs over all steps.
+def columns_product(start, stop, scratch, source, a, a_group, a_tile, ar, ak, bias, with_bias, out, rows_at_once, g,
+                    blocks, out_at, step_at, pieces, first_piece, band_rows):  # fmt: skip
+    """Items [start, stop) of a pass: `rows_at_once` (whole tiles) outputs of one group of one block, over all steps.
 
     A group's A begins `a_group` elements after the one before.
     """
-    at_once, rows, total = g[STEPS_AT_ONCE], g[OUT_CHANNELS], g[STEPS]
+    at_once, total = g[STEPS_AT_ONCE], g[STEPS]
     panel = PANEL_VECTORS * lanes(source)
     panels = (g[COLUMNS] + panel - 1) // panel
     rest = panels * panel * at_once + lanes(source)
     band = rest + ROWS * (at_once + panel + 1)
     window = source if g[DIRECT] else scratch
-    left = rows % ROWS
+    parts = (g[OUT_CHANNELS] + rows_at_once - 1) // rows_at_once
     for item in range(start, stop):
-        group = item % g[GROUPS]
-        block = item // g[GROUPS] % g[BLOCKS_PER_IMAGE]
-        i0 = item // g[GROUPS] // g[BLOCKS_PER_IMAGE] * g[BLOCK_IMAGES]
+        first = item % parts * rows_at_once
+        rows = min(rows_at_once, g[OUT_CHANNELS] - first)
+        left = rows % ROWS
+        group = item // parts % g[GROUPS]
+        block = item // parts // g[GROUPS]
+        i0 = block // g[BLOCKS_PER_IMAGE] * g[BLOCK_IMAGES]
+        block %= g[BLOCKS_PER_IMAGE]
         images = min(g[BLOCK_IMAGES], g[IMAGES] - i0)
         columns = images * blocks[block, POSITIONS]
-        base = i0 * g[OUT_IMAGE] + group * rows * g[OUT_CHANNEL] + blocks[block, OUT_AT]
+        channel = group * g[OUT_CHANNELS] + first
+        base = i0 * g[OUT_IMAGE] + channel * g[OUT_CHANNEL] + blocks[block, OUT_AT]
         mode = SET_WITH_ROWS if with_bias else SET
         for k0 in range(0, total, at_once):
             n = min(at_once, total - k0)
@@ -51,13 +56,13 @@ def columns_product(start, stop, scratch, source, a, a_group, a_tile, ar, ak, bi
             for p in range((columns + panel - 1) // panel):
                 copy_taps(window, begin, step_at, k0, n, pieces, first_piece[p], first_piece[p + 1],
                           columns - p * panel, scratch, p * panel * n, panel)  # fmt: skip
-            ao = group * a_group + k0 * ak
+            ao = group * a_group + first // ROWS * a_tile + k0 * ak
             if left:
                 pack_rows(a, ao + rows // ROWS * a_tile, ar, ak, left, n, scratch, rest)
                 for r in range(left):
-                    scratch[rest + n * ROWS + r] = bias[group * rows + rows - left + r] if with_bias else 0.0
+                    scratch[rest + n * ROWS + r] = bias[channel + rows - left + r] if with_bias else 0.0
             multiply_block(a, ao, a_tile, ar, ak, scratch, rest, rows, scratch, n * panel, n, columns, out, base,
-                           g[OUT_CHANNEL], out_at, mode, bias, group * rows)  # fmt: skip
+                           g[OUT_CHANNEL], out_at, mode, bias, channel)  # fmt: skip
             mode = ADD
 
 

@@ -1,4 +1,4 @@
-"""The gradient for a convolution's data the other way round: a product per image, whose results are added where taps saw.
+"""The gradient for a convolution's data the other way round: a product per image, added to where the taps saw.
 
 The passes of `conv_plan` multiply with the zeros around the output gradient, and use only part of a tile where channels
 are few. This way has neither loss, but an addition for each element of the product.
@@ -90,8 +90,8 @@ def _scatter(start, stop, scratch, dy, w, bias, with_bias, dx, groups, channels,
                         else:
                             run_tile(full, scratch, tile, one, one * ROWS, scratch, j * n, panel, scratch,
                                      cols + k * pitch + j, pitch, n, mode, scratch, tile)  # fmt: skip
-            _add_back(scratch, cols, pitch, kernels, tap_rows, taps, y0, count, table, dx, plane, x_plane, s, p, d, x_size,
-                      y_size)  # fmt: skip
+            _add_back(scratch, cols, pitch, kernels, tap_rows, taps, y0, count, table, dx, plane, x_plane, s, p, d,
+                      x_size, y_size)  # fmt: skip
 
 
 def scatter_backward_data(dy: np.ndarray, w: np.ndarray, b: np.ndarray | None, dx: np.ndarray, *, stride: Shape,
@@ -108,5 +108,5 @@ def scatter_backward_data(dy: np.ndarray, w: np.ndarray, b: np.ndarray | None, d
     pitch = -(-rows_at_once * y_size // panel) * panel
     elements = pitch * (steps + channels_at_once * taps + ROWS) + ROWS * steps + lanes_of(dx.itemsize)
     parallel_for(_scatter, images * -(-channels // channels_at_once), dy.reshape(-1), w.reshape(-1),
-                 w.reshape(-1) if b is None else b, b is not None, dx.reshape(-1), *shape, channels_at_once, rows_at_once,
-                 steps, scratch_of=(elements, dx.dtype))  # fmt: skip
+                 w.reshape(-1) if b is None else b, b is not None, dx.reshape(-1), *shape, channels_at_once,
+                 rows_at_once, steps, scratch_of=(elements, dx.dtype))  # fmt: skip

@@ -1,7 +1,8 @@
 """Pooling over planes: x (images, channels, height, width), y the same with the plane that the windows make.
 
 `kernel`, `stride` and `pad` are (height, width). The caller computes y's plane (rounding up); windows are clipped to x.
-An average divides by the window's size, clipped to x with its padding, as in Caffe.
+An average divides by the window's size, clipped to x with its padding, as in Caffe. A window that begins beyond x, as
+the last may with a stride above the kernel, gives 0.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def _run(kernel: Callable[..., Any], x: np.ndarray, y: np.ndarray, *operands: An
 @op
 def max_pool_forward(x: np.ndarray, y: np.ndarray, mask: np.ndarray | None, *, kernel: Pair, stride: Pair,
                      pad: Pair) -> None:  # fmt: skip
-    """y = the largest of each window; mask (int32, None: not wanted) = its index in x's plane, the first of equals."""
+    """y = the largest of each window; mask (int32, None: not wanted) = its index in x's plane, or -1.
+
+    Of equals it is the first. What is not a number counts as larger than any.
+    """
     plane = mask.reshape(-1) if mask is not None else np.empty(0, np.int32)
     _run(largest, x, y, x.reshape(-1), y.reshape(-1), plane, mask is not None, *kernel, *stride, *pad)
 

@@ -22,8 +22,10 @@ def span(place, stride, pad, size, limit):
 def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
     """First down the windows' columns, a whole row of x at a time, then along what that leaves.
 
-    `best` has the row with its padding, lower than any number, so that no window needs clipping.
+    `best` has the row with its padding, lower than any number, so that no window needs clipping. Windows that begin
+    beyond the plane have place -1.
     """
+    within = min(columns, (width + pw + sw - 1) // sw)
     step = lanes(x)
     wide = max(width + pw, (columns - 1) * sw + kw) + 3 * step
     best, where = np.full(wide, -np.inf, x.dtype), np.full(wide, NOWHERE, np.int32)
@@ -43,8 +45,11 @@ def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, 
             for c in range(columns):
                 values[c], places[c] = best[c * sw], where[c * sw]
                 for w in range(c * sw + 1, c * sw + kw):
-                    if best[w] > values[c] or (best[w] == values[c] and where[w] < places[c]):
+                    equal = best[w] == values[c] and where[w] < places[c]
+                    if best[w] > values[c] or best[w] != best[w] or equal:
                         values[c], places[c] = best[w], where[w]
+        for c in range(within if h1 > h0 else 0, columns):
+            values[c], places[c] = 0, -1
         copy_run(y, line * columns, values, 0, columns)
         if with_mask:
             copy_run(mask, line * columns, places, 0, columns)
@@ -52,12 +57,13 @@ def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, 
 
 @kernel
 def scatter(start, stop, dy, mask, dx, height, width, rows, columns):
-    """Each element of dy is added where its mask says."""
+    """Each element of dy is added where its mask says, if it says so."""
     for plane in range(start, stop):
         target = dx[plane * height * width : (plane + 1) * height * width]
         target[:] = 0
         for i in range(plane * rows * columns, (plane + 1) * rows * columns):
-            target[mask[i]] += dy[i]
+            if mask[i] >= 0:
+                target[mask[i]] += dy[i]
 
 
 @kernel
@@ -80,7 +86,7 @@ def average(start, stop, x, y, kh, kw, sh, sw, ph, pw, height, width, rows, colu
                 total = x.dtype.type(0)
                 for j in range(w0, w1):
                     total += sums[j]
-                y[(plane * rows + r) * columns + c] = total / (tall * (padded - (c * sw - pw)))
+                y[(plane * rows + r) * columns + c] = total / max(1, tall * (padded - (c * sw - pw)))
 
 
 @kernel
@@ -98,7 +104,7 @@ def average_backward(start, stop, dy, dx, kh, kw, sh, sw, ph, pw, height, width,
             for c in range(columns):
                 w0, w1 = span(c, sw, pw, kw, width)
                 _, padded = span(c, sw, pw, kw, width + pw)
-                value = dy[(plane * rows + r) * columns + c] / (tall * (padded - (c * sw - pw)))
+                value = dy[(plane * rows + r) * columns + c] / max(1, tall * (padded - (c * sw - pw)))
                 for j in range(w0, w1):
                     sums[j] += value
             for h in range(h0, h1):
@@ -125,9 +131,10 @@ def stochastic_train(start, stop, x, y, mask, with_mask, key, kh, kw, sh, sw, ph
                 passed += x[(plane * height + h) * width + w]
                 if not found and passed >= wanted:
                     place, found = h * width + w, True
-        y[i] = x[plane * height * width + place]
+        empty = h1 <= h0 or w1 <= w0
+        y[i] = 0 if empty else x[plane * height * width + place]
         if with_mask:
-            mask[i] = place
+            mask[i] = -1 if empty else place
 
 
 @kernel

@@ -50,10 +50,15 @@ class _Pair:
         self.places.store(place, self.place_at)
 
 
+def _above(builder: Any, new: Any, old: Any) -> Any:
+    """Where a value is larger, or not a number: what went wrong in a plane shall not vanish."""
+    return builder.or_(builder.fcmp_ordered(">", new, old), builder.fcmp_unordered("uno", new, new))
+
+
 @intrinsic
 def raise_row(typing: Any, best: Any, where: Any, offset: Any, x: Any, x_offset: Any, count: Any, index: Any,
               first: Any) -> Any:  # fmt: skip
-    """best = max(best, x) for up to a vector of `count` elements, where = their places, `index` and on; or set if `first`.
+    """best = max(best, x) for up to a vector of `count` elements, where = their places, from `index`. `first`: set.
 
     Beyond `count` nothing is read; there a first row becomes lower than any number, and nowhere.
     """
@@ -69,7 +74,7 @@ def raise_row(typing: Any, best: Any, where: Any, offset: Any, x: Any, x_offset:
         here = builder.add(counting, integers.splat(builder.trunc(v[6], integers.element)))
         here = builder.select(inside, here, ir.Constant(integers.vector, [NOWHERE] * lanes))
         value, place = pair.load()
-        take = pair.either(builder.fcmp_ordered(">", loaded, value), v[7])
+        take = pair.either(_above(builder, loaded, value), v[7])
         pair.store(builder.select(take, loaded, value), builder.select(take, here, place))
         return context.get_dummy_value()
 
@@ -100,7 +105,7 @@ def raise_windows(typing: Any, best: Any, where: Any, offset: Any, row: Any, pla
             phi.add_incoming(a, then_block)
             phi.add_incoming(b, else_block)
         value, place = kept.load()
-        above = builder.fcmp_ordered(">", new, value)
+        above = _above(builder, new, value)
         equal = builder.fcmp_ordered("==", new, value)
         earlier = builder.icmp_signed("<", there, place)
         take = kept.either(builder.or_(above, builder.and_(equal, earlier)), v[7])
