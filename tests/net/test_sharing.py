@@ -9,7 +9,6 @@ import pytest
 
 from blobmem import TEST, TRAIN, Blob, Net, SharedBlobError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
-from blobmem.memory.blob import Blob
 
 NETS = Path(__file__).parents[1] / "data" / "nets"
 MLP = """
