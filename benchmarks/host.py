@@ -204,6 +204,12 @@ def main() -> None:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.machine()
+
+
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
     import numba
@@ -212,7 +218,7 @@ def machine() -> dict[str, Any]:
     import blobmem
 
     return {
-        "cpu": platform.processor() or platform.machine(), "cores": 2, "python": platform.python_version(),
+        "cpu": _cpu(), "cores": 2, "python": platform.python_version(),
         "numpy": np.__version__, "numba": numba.__version__, "torch": torch.__version__, "blobmem": blobmem.__version__,
     }  # fmt: skip
 

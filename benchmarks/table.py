@@ -16,8 +16,10 @@ Made by `python benchmarks/table.py` from `benchmarks/results/`; do not edit.
 
 ## The host, beside PyTorch's CPU build
 
-`{command}` on {machine}. Processes of the two sides alternate; the fastest of each counts (two-thread runs on shared
-machines come in two speeds), the ratio of medians is beside it. CaffeNet memory: a train net (batch 64) and a test net
+`{command}`
+
+on {machine}. Processes of the two sides alternate; the fastest of each counts (two-thread runs on shared machines come
+in two speeds), the ratio of medians is beside it. CaffeNet memory: a train net (batch 64) and a test net
 (batch 50) in one process, two steps with SGD and a test pass. Caffe's column was recorded on another machine
 with two cores (the C++ program with OpenBLAS) and is for orientation.
 
@@ -36,13 +38,12 @@ def row(result: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
+def page() -> str:
+    """The text of docs/benchmarks.md."""
     report = json.loads((ROOT / "benchmarks" / "results" / "host.json").read_text())
     machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
-    text = HEAD.format(command=report["command"], machine=machine)
-    text += "\n".join(map(row, report["results"])) + "\n"
-    (ROOT / "docs" / "benchmarks.md").write_text(text)
+    return HEAD.format(command=report["command"], machine=machine) + "\n".join(map(row, report["results"])) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    (ROOT / "docs" / "benchmarks.md").write_text(page())
