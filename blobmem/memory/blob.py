@@ -337,11 +337,11 @@ class Blob:
 
     # ---------------------------------------------------------------- arithmetic, where the bytes are
 
-    def _resident(self, view: View, intent: Intent) -> Any:
-        """An array over the view on the side that holds it, so that arithmetic moves no byte."""
+    def _resident(self, view: View, intent: Intent, side: Side | None = None) -> Any:
+        """An array over the view on the side that holds it, so that arithmetic moves no byte, or on the side given."""
         self._check_owner(view, intent is not Intent.READ)
         memory = view.memory
-        side = memory.resident_side(view.offset, view.nbytes)
+        side = side or memory.resident_side(view.offset, view.nbytes)
         address = memory.access(side, view.offset, view.nbytes, intent)
         if side is Side.DEVICE:
             return self.device.as_array(address, self._shape, self.dtype)
@@ -375,15 +375,9 @@ class Blob:
 
     def update(self) -> None:
         """data -= diff."""
-        data_side = self.data_view.memory.resident_side(self.data_view.offset, self.nbytes)
-        array = self._resident(self.data_view, Intent.WRITE)
-        view = self.diff_view
-        address = view.memory.access(data_side, view.offset, view.nbytes, Intent.READ)
-        if data_side is Side.DEVICE:
-            diff = self.device.as_array(address, self._shape, self.dtype)
-        else:
-            diff = view.memory.host_array(view.offset, self._shape, self.dtype, lend=False)
-        np.subtract(array, diff, out=array)
+        side = self.data_view.memory.resident_side(self.data_view.offset, self.nbytes)
+        array = self._resident(self.data_view, Intent.WRITE, side)
+        np.subtract(array, self._resident(self.diff_view, Intent.READ, side), out=array)
 
     def copy_from(self, source: Blob, copy_diff: bool = False, reshape: bool = False) -> None:
         """Copy the source's data, or with copy_diff its gradient. ValueError if shapes differ, unless reshape."""

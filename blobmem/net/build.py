@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +17,15 @@ from blobmem.proto import caffe_pb2
 
 @dataclass(slots=True)
 class Node:
-    """A layer in its net: its blobs by position, and which gradients its backward gives."""
+    """A layer in its net: its blobs by position, its tops that are losses with their weights, and which gradients its
+    backward gives."""
 
     layer: Layer
     bottom_names: list[str]
     top_names: list[str]
     bottom: list[Blob]
     top: list[Blob]
+    losses: list[tuple[Blob, float]]
     bottom_need: list[bool] = field(default_factory=list)
     need_backward: bool = False
 
@@ -96,8 +99,9 @@ def _append(message: Any, context: Context, blobs: dict[str, Blob], unused: dict
         if not in_place:
             blobs[name] = Blob(dtype=context.dtype, device=context.device, name=name)
         unused[name] = None
-    bottom = [blobs[name] for name in bottom_names]
-    return Node(layer, bottom_names, top_names, bottom, [blobs[name] for name in top_names])
+    bottom, top = [blobs[name] for name in bottom_names], [blobs[name] for name in top_names]
+    losses = [(blob, weight) for i, blob in enumerate(top) if (weight := layer.loss_weight(i))]
+    return Node(layer, bottom_names, top_names, bottom, top, losses)
 
 
 def _with_automatic_tops(message: Any) -> Any:
@@ -110,16 +114,29 @@ def _with_automatic_tops(message: Any) -> Any:
     return result
 
 
+@contextlib.contextmanager
+def _saying_shapes(node: Node) -> Iterator[None]:
+    """Name the layer and its bottoms in whatever does not fit."""
+    try:
+        yield
+    except NetError:
+        raise
+    except (ValueError, IndexError) as error:
+        shapes = ", ".join(blob.describe() for blob in node.bottom) or "none"
+        raise node.layer.error("shapes", f"bottoms that fit ({error}); bottoms are", shapes) from error
+
+
+def reshape(node: Node) -> None:
+    """Let the layer give its tops their shapes. Raises NetError naming it if its bottoms do not fit."""
+    with _saying_shapes(node):
+        node.layer.reshape(node.bottom, node.top)
+
+
 def _set_up(node: Node) -> None:
     layer = node.layer
-    try:
+    with _saying_shapes(node):
         layer.setup(node.bottom, node.top)
-        layer.reshape(node.bottom, node.top)
-    except (ValueError, IndexError) as error:
-        if isinstance(error, NetError):
-            raise
-        shapes = ", ".join(blob.describe() for blob in node.bottom) or "none"
-        raise layer.error("shapes", f"bottoms that fit ({error}); bottoms are", shapes) from error
+    reshape(node)
     if len(layer.param.param) > len(layer.blobs):
         raise layer.error("param", f"at most {len(layer.blobs)} entries, as many as it has parameters")
 
@@ -228,12 +245,6 @@ def _mark_used_gradients(nodes: Sequence[Node], outputs: set[str]) -> None:
         layer.top_grads = [name in written or bool(layer.loss_weight(i)) for i, name in enumerate(node.top_names)]
         if node.need_backward:
             written.update(name for name, need in zip(node.bottom_names, node.bottom_need, strict=True) if need)
-
-
-def initial_loss_weights(node: Node) -> list[tuple[Blob, float]]:
-    """Tops that are losses, with their weights."""
-    weights = [(blob, node.layer.loss_weight(i)) for i, blob in enumerate(node.top)]
-    return [(blob, weight) for blob, weight in weights if weight]
 
 
 def float_dtype(dtype: Any) -> np.dtype:

@@ -41,7 +41,7 @@ class Nets:
     """A train net with its test nets.
 
     Attributes:
-        train: the train net; None for a file that has none.
+        train: the train net.
         tests: the test nets in the solver's order.
         reports: for each test net, what it shares with the nets before it, and why not the rest.
     """
@@ -179,5 +179,4 @@ def build_nets(
 
 
 def _build(spec: Spec, **options: Any) -> Net:
-    net = Net(spec.model, spec.phase, level=spec.level, stages=spec.stages, source=spec.source, **options)
-    return net
+    return Net(spec.model, spec.phase, level=spec.level, stages=spec.stages, source=spec.source, **options)

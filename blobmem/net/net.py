@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from blobmem.layers.source import MemoryData
 from blobmem.memory import SyncedMemory, View
 from blobmem.memory.blob import Blob, moves
 from blobmem.net import weights as weight_files
-from blobmem.net.build import float_dtype, initial_loss_weights, wire
+from blobmem.net.build import Node, float_dtype, reshape, wire
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.schedule import Need, Schedule, first_uses, secure
 from blobmem.net.sharing import SharingGroup, SharingReport, share_blobs
@@ -93,7 +94,7 @@ class Net:
         self.internals: dict[str, Blob] = {}
         self.debug_info: bool = self.param.debug_info
         self.identity = _Identity(f"net '{self.name}' ({PHASES[phase]})")
-        self.group = SharingGroup(self.identity)
+        self.group = SharingGroup()
         self._shapes = self._present_shapes()  # those that the layers know
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._spans: dict[tuple[bool, int, int], _Span] = {}
@@ -132,10 +133,7 @@ class Net:
             calls = list(layer.forward(node.bottom, node.top))
             if node.need_backward:
                 # once, so that a script may set another gradient of the loss afterwards
-                calls += [
-                    call("fill", overwrite_diff(blob), value=weight, once=True)
-                    for blob, weight in initial_loss_weights(node)
-                ]
+                calls += [call("fill", overwrite_diff(blob), value=weight, once=True) for blob, weight in node.losses]
             forward += _of_layer(calls, index, layer)
         for index in range(len(self._nodes) - 1, -1, -1):
             node = self._nodes[index]
@@ -147,12 +145,7 @@ class Net:
     def reshape(self) -> None:
         """Let every layer give its tops their shapes anew, from the input blobs on."""
         for node in self._nodes:
-            try:
-                node.layer.reshape(node.bottom, node.top)
-            except NetError:
-                raise
-            except (ValueError, IndexError) as error:
-                raise node.layer.error("shapes", f"bottoms that fit ({error})") from error
+            reshape(node)
         self._compile()
 
     def _compile(self) -> tuple[Schedule, Schedule]:
@@ -244,44 +237,33 @@ class Net:
             span.schedule.run(start, stop)
             self._log_layer(self._nodes[index], backward)
 
-    def _log_layer(self, node: Any, backward: bool) -> None:
-        direction = "backward" if backward else "forward"
-        name = node.layer.name
-        if backward:
-            shown = [
-                (f"bottom {b.name}", b.asum_diff(), b) for b, n in zip(node.bottom, node.bottom_need, strict=True) if n
-            ]
-            shown += [(f"param {b.name}", b.asum_diff(), b) for b in node.layer.blobs]
-        else:
-            shown = [(f"top {b.name}", b.asum_data(), b) for b in node.top]
-            shown += [(f"param {b.name}", b.asum_data(), b) for b in node.layer.blobs]
-        for what, total, blob in shown:
-            log.info(
-                "[%s] layer %s, %s %s: %.6g",
-                direction,
-                name,
-                what,
-                "diff" if backward else "data",
-                total / max(blob.count(), 1),
-            )
+    def _log_layer(self, node: Node, backward: bool) -> None:
+        """Log the mean absolute value of what the layer wrote, and of its parameters."""
+        direction, part, asum = (
+            ("backward", "diff", Blob.asum_diff) if backward else ("forward", "data", Blob.asum_data)
+        )
+        blobs = itertools.compress(node.bottom, node.bottom_need) if backward else node.top
+        shown = [("bottom" if backward else "top", blob) for blob in blobs]
+        shown += [("param", blob) for blob in node.layer.blobs]
+        for kind, blob in shown:
+            mean = asum(blob) / max(blob.count(), 1)
+            log.info("[%s] layer %s, %s %s %s: %.6g", direction, node.layer.name, kind, blob.name, part, mean)
 
     def _upload_inputs(self) -> None:
         """A net input whose array the user still holds may have been written since: count it as a host write."""
         if self.device.is_host:
             return
-        for node in self._nodes:
-            if node.layer.type == "Input":
-                for blob in node.top:
-                    blob.touch_if_held()
+        for name in self.inputs:
+            self.blobs[name].touch_if_held()
 
     def losses(self) -> list[Blob]:
         """The blobs that are losses."""
-        return [blob for node in self._nodes for blob, _ in initial_loss_weights(node)]
+        return [blob for node in self._nodes for blob, _ in node.losses]
 
     def _loss(self, first: int, last: int) -> float:
         total = 0.0
         for node in self._nodes[first : last + 1]:
-            for blob, weight in initial_loss_weights(node):
+            for blob, weight in node.losses:
                 values = blob.cpu_data()
                 if self.device.compute:
                     total += weight * float(values.sum(dtype=np.float64))

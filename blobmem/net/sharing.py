@@ -36,7 +36,7 @@ class SharingReport:
 class SharingGroup:
     """Nets that share memories: one lock, and for each shared memory the net that wrote it last."""
 
-    def __init__(self, identity: Any) -> None:
+    def __init__(self) -> None:
         self.lock = threading.RLock()
         self._members: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from blobmem.errors import NetError
 from blobmem.memory.blob import Blob
 from blobmem.proto import caffe_pb2
-from blobmem.proto.arrays import blob_array, blob_shape, shape_matches
+from blobmem.proto.arrays import blob_shape, has_values, shape_matches
 from blobmem.proto.text import read_net_binary, write_binary
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def load(net: Net, weights: Any) -> list[str]:
         for index, (proto, blob) in enumerate(zip(layer.blobs, blobs, strict=True)):
             where = f"{source}: layer '{layer.name}', parameter {index}"
             try:
-                fits, empty = shape_matches(proto, blob.shape), blob_array(proto) is None and blob.count() > 0
+                fits, empty = shape_matches(proto, blob.shape), not has_values(proto) and blob.count() > 0
             except NetError as error:
                 raise NetError(f"{where}: {error}") from None
             if not fits:

@@ -49,17 +49,25 @@ def blob_array(proto: Any, *, diff: bool = False) -> np.ndarray | None:
 
     None where it has none, as for gradients in most files. NetError if their number is not that of the shape.
     """
-    suffix = "diff" if diff else "data"
-    double = f"double_{suffix}"
-    name = double if len(getattr(proto, double)) else suffix
-    shape = blob_shape(proto)
-    count = len(getattr(proto, name))
-    if count == 0:
+    if not has_values(proto, diff=diff):
         return None
-    if count != math.prod(shape):
+    name = _field(proto, diff)
+    values = np.frombuffer(_packed(proto, name), dtype="<f8" if name.startswith("double") else "<f4")
+    return values.reshape(blob_shape(proto))
+
+
+def has_values(proto: Any, *, diff: bool = False) -> bool:
+    """Whether `blob_array` would give an array, without making it. NetError as there."""
+    shape, count = blob_shape(proto), len(getattr(proto, _field(proto, diff)))
+    if count not in (0, math.prod(shape)):
         raise NetError(f"an array of shape {shape} with {count} values: expected {math.prod(shape)}")
-    values = np.frombuffer(_packed(proto, name), dtype="<f8" if name == double else "<f4")
-    return values.reshape(shape)
+    return count > 0
+
+
+def _field(proto: Any, diff: bool) -> str:
+    """The field that holds the values: the double one where it has any."""
+    suffix = "diff" if diff else "data"
+    return f"double_{suffix}" if len(getattr(proto, f"double_{suffix}")) else suffix
 
 
 def fill_blob(proto: Any, array: np.ndarray, *, diff: bool = False) -> None:
