@@ -3,6 +3,7 @@ import threading
 
 import numpy as np
 import pytest
+from device_tools import read
 
 from blobmem.devices import SimulatedDevice
 from blobmem.devices.simulated import FIRST_ADDRESS, POISON
@@ -14,12 +15,6 @@ MIB = 1 << 20
 @pytest.fixture
 def device():
     return SimulatedDevice(64 * MIB)
-
-
-def read(device, address, nbytes, stream=None):
-    got = np.zeros(nbytes, np.uint8)
-    device.memcpy_dtoh(got, address, stream)
-    return got
 
 
 # Allocation and accounting

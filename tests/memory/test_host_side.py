@@ -2,28 +2,12 @@ import warnings
 
 import numpy as np
 import pytest
+from device_tools import read, write
 
 import blobmem.memory as memory_package
-from blobmem.devices import SimulatedDevice
 from blobmem.errors import BlobmemError
 from blobmem.memory import SyncedMemory
 from blobmem.memory.host_side import HostSide
-
-
-@pytest.fixture
-def device():
-    return SimulatedDevice(64 << 20)
-
-
-def read(device, address, nbytes, stream=None):
-    got = np.zeros(nbytes, np.uint8)
-    device.memcpy_dtoh(got, address, stream)
-    return got
-
-
-def write(device, address, value, nbytes, stream=None):
-    device.memcpy_htod(address, np.full(nbytes, value, np.uint8), stream)
-
 
 # Arrays lent
 
