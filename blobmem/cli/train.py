@@ -98,7 +98,7 @@ class Session:
         from blobmem.footprint import batch_of
 
         solver, net = self.solver, self.solver.net
-        parameters = sum(entry.blob.count() for entry in net.learnable)
+        parameters = sum(entry.blob.count for entry in net.learnable)
         origin = f" from iteration {solver.iter}" if solver.iter else ""
         self.output.event(
             "start",

@@ -18,7 +18,7 @@ class InnerProduct(Layer):
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         options = self.param.inner_product_param
         self.axis = self.axis_of(bottom[0], options.axis, "axis")
-        self.outputs, self.size = int(options.num_output), bottom[0].count(self.axis)
+        self.outputs, self.size = int(options.num_output), bottom[0].count_of(self.axis)
         if self.outputs < 1:
             raise self.error("num_output", "1 or more", self.outputs)
         self.transpose, self.bias = options.transpose, options.bias_term
@@ -28,10 +28,10 @@ class InnerProduct(Layer):
             self.add_param((self.outputs,), options.bias_filler)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        if bottom[0].num_axes < self.axis or bottom[0].count(self.axis) != self.size:
+        if bottom[0].num_axes < self.axis or bottom[0].count_of(self.axis) != self.size:
             raise self.error("bottom", f"{self.size} values from axis {self.axis} on", bottom[0].describe())
         top[0].reshape(*bottom[0].shape[: self.axis], self.outputs)
-        self.rows = bottom[0].count(0, self.axis)
+        self.rows = bottom[0].count_of(0, self.axis)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         yield call(

@@ -13,7 +13,7 @@ from blobmem.proto import caffe_pb2
 
 def around(blob: Blob, axis: int) -> tuple[int, int, int]:
     """The shape as (outer, axis, inner)."""
-    return (blob.count(0, axis), blob.shape[axis], blob.count(axis + 1))
+    return (blob.count_of(0, axis), blob.shape[axis], blob.count_of(axis + 1))
 
 
 @register_layer
@@ -57,7 +57,7 @@ class SoftmaxWithLoss(Layer):
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         axis = self.axis_of(bottom[0], self.param.softmax_param.axis, "axis")
         outer, _, inner = self.folded = around(bottom[0], axis)
-        if bottom[1].count() != outer * inner:
+        if bottom[1].count != outer * inner:
             raise self.error(
                 "bottom",
                 f"{outer * inner} labels, one for each prediction of {bottom[0].describe()}",
@@ -96,7 +96,7 @@ class EuclideanLoss(Layer):
     is_loss = True
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        if bottom[0].count(1) != bottom[1].count(1) or bottom[0].shape[:1] != bottom[1].shape[:1]:
+        if bottom[0].count_of(1) != bottom[1].count_of(1) or bottom[0].shape[:1] != bottom[1].shape[:1]:
             raise self.error("bottom", f"as many values as {bottom[0].describe()}", bottom[1].describe())
         top[0].reshape()
         self.folded = (bottom[0].shape[0] if bottom[0].shape else 1, math.prod(bottom[0].shape[1:]))

@@ -32,7 +32,7 @@ class Accuracy(Layer):
         outer, classes, inner = self.folded = around(bottom[0], axis)
         if not 1 <= self.attributes["top_k"] <= classes:
             raise self.error("top_k", f"1 to the number of classes, {classes}", self.attributes["top_k"])
-        if bottom[1].count() != outer * inner:
+        if bottom[1].count != outer * inner:
             raise self.error("bottom", f"{outer * inner} labels for {bottom[0].describe()}", bottom[1].describe())
         self.labels = (outer, inner)
         top[0].reshape()
@@ -57,7 +57,7 @@ class ArgMax(Layer):
         options = self.param.argmax_param
         self.axis = self.axis_of(bottom[0], options.axis, "axis") if options.HasField("axis") else None
         self.top_k, self.values = options.top_k, options.out_max_val
-        size = bottom[0].count(1) if self.axis is None else bottom[0].shape[self.axis]
+        size = bottom[0].count_of(1) if self.axis is None else bottom[0].shape[self.axis]
         if not 1 <= self.top_k <= size:
             raise self.error("top_k", f"1 to {size}", self.top_k)
 

@@ -155,7 +155,7 @@ class PReLU(Neuron):
         if bottom[0].shape[1:2] != (self.channels,):
             raise self.error("bottom", f"{self.channels} channels on axis 1", bottom[0].describe())
         self.folded = (bottom[0].shape[0], self.channels, math.prod(bottom[0].shape[2:]))
-        self.slopes = (self.blobs[0].count(),)
+        self.slopes = (self.blobs[0].count,)
         if top[0] is bottom[0]:
             self.internal_blob("bottom", bottom[0].shape)
 

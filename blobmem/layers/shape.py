@@ -34,7 +34,7 @@ class Flatten(_Alias):
         options = self.param.flatten_param
         first = self.axis_of(bottom, options.axis, "axis")
         last = self.axis_of(bottom, options.end_axis, "end_axis")
-        return (*bottom.shape[:first], bottom.count(first, last + 1), *bottom.shape[last + 1 :])
+        return (*bottom.shape[:first], bottom.count_of(first, last + 1), *bottom.shape[last + 1 :])
 
 
 @register_layer

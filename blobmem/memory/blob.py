@@ -116,8 +116,13 @@ class Blob:
             raise IndexError(f"axis {axis} is out of range for {self.describe()}")
         return axis % len(self._shape)
 
-    def count(self, start: int = 0, end: int | None = None) -> int:
-        """Number of elements over axes [start, end); all of them by default. Negative axes count from the back."""
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self._count
+
+    def count_of(self, start: int, end: int | None = None) -> int:
+        """Number of elements over axes [start, end), to the last by default. Negative axes count from the back."""
         axes = len(self._shape)
         first, last, _ = slice(start, end).indices(axes)
         if not -axes <= start <= axes or (end is not None and not -axes <= end <= axes) or first > last:

@@ -178,7 +178,7 @@ def share_parameters(nodes: Sequence[Node], context: Context) -> list[LearnableP
                     owners[spec.name] = entry
                 continue
             permissive = spec.share_mode == caffe_pb2.ParamSpec.PERMISSIVE
-            fits = blob.count() == owner.blob.count() if permissive else blob.shape == owner.blob.shape
+            fits = blob.count == owner.blob.count if permissive else blob.shape == owner.blob.shape
             if not fits:
                 raise layer.error(
                     f"param {index}",

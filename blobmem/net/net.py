@@ -246,7 +246,7 @@ class Net:
         shown = [("bottom" if backward else "top", blob) for blob in blobs]
         shown += [("param", blob) for blob in node.layer.blobs]
         for kind, blob in shown:
-            mean = asum(blob) / max(blob.count(), 1)
+            mean = asum(blob) / max(blob.count, 1)
             log.info("[%s] layer %s, %s %s %s: %.6g", direction, node.layer.name, kind, blob.name, part, mean)
 
     def _upload_inputs(self) -> None:

@@ -54,7 +54,7 @@ def load(net: Net, weights: Any) -> list[str]:
         for index, (proto, blob) in enumerate(zip(layer.blobs, blobs, strict=True)):
             where = f"{source}: layer '{layer.name}', parameter {index}"
             try:
-                fits, empty = shape_matches(proto, blob.shape), not has_values(proto) and blob.count() > 0
+                fits, empty = shape_matches(proto, blob.shape), not has_values(proto) and blob.count > 0
             except NetError as error:
                 raise NetError(f"{where}: {error}") from None
             if not fits:

@@ -161,7 +161,7 @@ class Updater:
                 fits = shape_matches(proto, blob.shape)
                 if not fits:
                     raise NetError(f"shape {blob_shape(proto)}, expected {blob.shape}")
-                if values is None and blob.count():
+                if values is None and blob.count:
                     raise NetError("it has no values")
             except NetError as error:
                 raise NetError(f"{where}: {error}") from None

@@ -77,7 +77,7 @@ def build(type_, shapes, options, tops=1, in_place=False):
     rng = np.random.default_rng(3)
     for i in range(len(shapes)):
         # distinct values, away from kinks, so that maxima and signs hold under small steps
-        values = rng.permutation(net.blobs[f"x{i}"].count()) + rng.uniform(0.2, 0.8)
+        values = rng.permutation(net.blobs[f"x{i}"].count) + rng.uniform(0.2, 0.8)
         net.blobs[f"x{i}"].data.flat[:] = (values / len(values) * 2 - 1) + 0.013
     for blob in net.params.get("l", []):
         blob.data[...] = rng.uniform(0.5, 1.5, blob.shape)
@@ -104,8 +104,8 @@ def check_gradients(net, names, is_loss=False, skip=(), step=1e-5):
     learned = [(f"param {i}", p) for i, p in enumerate(net.params.get("l", [])) if net.layers[-1].type != "BatchNorm"]
     grads += [blob.cpu_diff().copy() for _, blob in learned]
     for (name, blob), grad in zip(targets + learned, grads, strict=True):
-        numeric = np.zeros(blob.count())
-        for i in range(blob.count()):
+        numeric = np.zeros(blob.count)
+        for i in range(blob.count):
             values = []
             for sign in (1, -1):
                 blob.data.flat[i] += sign * step

@@ -19,16 +19,16 @@ def test_shapes():
     assert blob.shape == (2, 3, 4, 5) == Blob((2, 3, 4, 5)).shape == Blob([2, 3, 4, 5]).shape
     assert (blob.num, blob.channels, blob.height, blob.width) == (2, 3, 4, 5)
     assert blob.num_axes == 4 and blob.nbytes == 480
-    assert blob.count() == 120 and blob.count(1) == 60 and blob.count(1, 3) == 12 and blob.count(-2) == 20
-    assert blob.count(2, 2) == 1
+    assert blob.count == 120 and blob.count_of(1) == 60 and blob.count_of(1, 3) == 12 and blob.count_of(-2) == 20
+    assert blob.count_of(2, 2) == 1
     assert blob.offset(1, 2, 3, 4) == 119 and blob.offset(1) == 60 and blob.offset([0, 1]) == 20
     assert blob.canonical_axis(-1) == 3
-    assert Blob().shape == () and Blob().count() == 1
+    assert Blob().shape == () and Blob().count == 1
     assert Blob(7).channels == 1
     with pytest.raises(IndexError, match="axis 4 is out of range for a blob"):
         blob.canonical_axis(4)
     with pytest.raises(IndexError):
-        blob.count(3, 2)
+        blob.count_of(3, 2)
     with pytest.raises(IndexError):
         blob.offset(2)
     with pytest.raises(ValueError, match="cannot be negative"):
@@ -93,7 +93,7 @@ def test_sharing_between_shapes_survives_reshapes_of_either(device):
     for mine, other, size in ((b, a, 30), (a, b, 50), (b, a, 3), (a, b, 2), (b, a, 70)):
         mine.reshape(size)
         mine.data[...] = size
-        shared = min(mine.count(), other.count())
+        shared = min(mine.count, other.count)
         np.testing.assert_array_equal(other.data.ravel()[:shared], np.full(shared, size))
         assert mine.data_view.memory is other.data_view.memory
 

@@ -14,12 +14,13 @@ from blobmem.proto import caffe_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "tests" / "data" / "schema.tsv"
+COMMUNITY = ROOT / "tests" / "data" / "community.tsv"  # fields of forks, as we number them
 Row = tuple[str, ...]
 
 
 def expected_rows() -> list[Row]:
     rows = []
-    for line in SCHEMA.read_text().splitlines():
+    for line in SCHEMA.read_text().splitlines() + COMMUNITY.read_text().splitlines():
         if line and not line.startswith("#"):
             cells = line.split("\t")
             rows.append(tuple(cells + [""] * (8 - len(cells))))
