@@ -23,6 +23,9 @@ __all__ = [
     "get",
     "parse_bytes",
     "set_default",
+    "set_device",
+    "set_mode_cpu",
+    "set_mode_gpu",
 ]
 
 _UNITS = {"": 1, "B": 1}
@@ -31,6 +34,7 @@ for _power, _letter in enumerate("KMGTP", start=1):
     _UNITS[f"{_letter}IB"] = 1024**_power
 
 _default: Device = HOST
+_accelerator: Device | str = "cuda"  # what `set_mode_gpu` stands for
 
 
 def parse_bytes(text: str | int) -> int:
@@ -80,6 +84,30 @@ def default() -> Device:
 
 
 def set_default(device: Device | str) -> None:
-    """Let `device=None` mean this device (or its word) from now on; memories made before keep theirs."""
+    """Let `device=None` mean this device (or its word) from now on.
+
+    Memories made before keep theirs; nets made without a device of their own follow at their next pass.
+    """
     global _default
     _default = get(device)
+
+
+def set_mode_cpu() -> None:
+    """Compute on the host: `set_default("cpu")`, under pycaffe's name."""
+    set_default(HOST)
+
+
+def set_mode_gpu() -> None:
+    """Compute on the device of `set_device`, or the first GPU. DeviceError if there is none."""
+    global _accelerator
+    _accelerator = get(_accelerator)
+    set_default(_accelerator)
+
+
+def set_device(device: int | str | Device) -> None:
+    """Which device `set_mode_gpu` stands for: a GPU's number, a word of `get`, or a device; used at once in GPU mode."""
+    global _accelerator
+    gpu_mode = _default is _accelerator
+    _accelerator = f"cuda:{device}" if isinstance(device, int) else get(device)
+    if gpu_mode:
+        set_mode_gpu()

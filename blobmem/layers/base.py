@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -57,14 +58,32 @@ class Context:
     input_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
+class Params(list[Blob]):
+    """A layer's parameters."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self._layer = weakref.proxy(layer)  # a cycle would keep a dropped net's memory until the next collection
+
+    def add_blob(self, *shape: int) -> None:
+        """Add a parameter of zeros, to be filled in setup; what layers written in Python for pycaffe call."""
+        self._layer.add_param(shape)
+        del self._layer.fillers[len(self) - 1]
+
+
 class Layer:
-    """Base of all layers.
+    """Base of all layers, of those of the package and of a user's own.
+
+    Those that `register_layer` makes usable under their `type` emit calls. A class without a type is for prototxt's
+    `type: "Python"`: its `forward(bottom, top)` and `backward(top, propagate_down, bottom)` compute at once, and it
+    finds `param_str` and `phase` as attributes, and its parameters in `blobs`.
 
     Class attributes:
         type: the name in prototxt.
         bottoms, tops: least and greatest number; None for no limit.
         is_loss: its first top carries loss weight 1 unless the prototxt says otherwise.
         propagates: whether each bottom can take a gradient (the last entry stands for all further ones).
+        dynamic: the tops' shapes depend on what is in the bottoms; see `resize`.
     """
 
     type: ClassVar[str] = ""
@@ -72,13 +91,14 @@ class Layer:
     tops: ClassVar[tuple[int, int | None]] = (1, 1)
     is_loss: ClassVar[bool] = False
     propagates: ClassVar[tuple[bool, ...]] = (True,)
+    dynamic: ClassVar[bool] = False
 
     def __init__(self, param: Any, context: Context) -> None:
         self.param = param
         self.name: str = param.name
         self.context = context
         self.phase = context.phase
-        self.blobs: list[Blob] = []
+        self.blobs = Params(self)
         self.internal: dict[str, Blob] = {}
         self.fillers: dict[int, Filler] = {}
         # what the net decides, after set-up
@@ -86,7 +106,6 @@ class Layer:
         self.top_grads: list[bool] = []
         self.shared_params: set[int] = set()
         self.keeps_state = False  # backward will run: forward keeps what it needs (masks, scales)
-        self.check_blob_counts()
 
     # ---------------------------------------------------------------- for subclasses to write
 
@@ -96,6 +115,12 @@ class Layer:
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         """Give tops and internal arrays their shapes, from the bottoms'; runs whenever these change."""
         raise NotImplementedError(f"layer type {self.type} does not say its shapes")
+
+    def resize(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        """For dynamic layers, whose `reshape` gives the largest shapes there can be: give the tops their true ones.
+
+        Runs in every forward pass, when the bottoms have their values and before the layer's calls.
+        """
 
     def prepare(self, top: Sequence[Blob]) -> None:
         """A data source's chance to give its tops the shapes of the next batch, without taking it."""
@@ -221,13 +246,15 @@ def layer_types() -> dict[str, type[Layer]]:
 
 def create_layer(param: Any, context: Context) -> Layer:
     """The layer of a LayerParameter. Raises NetError for an unknown type, with near matches."""
-    cls: Callable[[Any, Context], Layer] | None = _types.get(param.type)
+    cls = _types.get(param.type)
     if cls is None:
         near = difflib.get_close_matches(param.type, _types, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known types: {', '.join(sorted(_types))}."
         where = f"{context.source}: " if context.source else ""
         raise NetError(
-            f"{where}layer '{param.name}': unknown type '{param.type}'; {hint} "
-            "A type of your own is registered with @blobmem.register_layer on a subclass of blobmem.Layer."
+            f"{where}layer '{param.name}': unknown type '{param.type}'; {hint} A type of your own is registered with "
+            '@blobmem.register_layer on a subclass of blobmem.Layer, or is a class in Python under `type: "Python"`.'
         )
-    return cls(param, context)
+    layer = cls(param, context)
+    layer.check_blob_counts()
+    return layer

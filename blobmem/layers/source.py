@@ -10,7 +10,7 @@ import numpy as np
 from blobmem.errors import BlobmemError
 from blobmem.layers.base import Layer, register_layer
 from blobmem.memory.blob import Blob
-from blobmem.ops.call import Call, call, overwrite
+from blobmem.ops.call import Call, call, overwrite, write
 
 
 class Source(Layer):
@@ -90,8 +90,8 @@ class MemoryData(Source):
         if min(self.item) < 1 or options.batch_size < 1:
             raise self.error("batch_size", "batch_size, channels, height and width of 1 or more")
         self.position = 0
-        self._data: Any = None
-        self._labels: Any = None
+        self._arrays: tuple[np.ndarray, np.ndarray] | None = None
+        self._top = top
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         batch = self.param.memory_data_param.batch_size
@@ -101,7 +101,8 @@ class MemoryData(Source):
     def reset(self, data: np.ndarray, labels: np.ndarray) -> None:
         """Serve these from their start on: data (items, channels, height, width), labels (items,).
 
-        Raises ValueError unless the number of items is the same and a multiple of the batch.
+        Arrays of the net's dtype that are C-contiguous and writable become the memory of the tops, a batch at a time;
+        others are copied once. Raises ValueError unless the number of items is the same and a multiple of the batch.
         """
         batch = self.param.memory_data_param.batch_size
         if data.shape[1:] != self.item or not len(data) or len(data) % batch:
@@ -111,7 +112,8 @@ class MemoryData(Source):
             )
         if np.size(labels) != len(data):
             raise ValueError(f"layer '{self.name}' takes as many labels as items, {len(data)}; got {np.size(labels)}")
-        self._data, self._labels, self.position = data, np.reshape(labels, -1), 0
+        kept = (np.require(array, self.context.dtype, ("C", "W")) for array in (data, np.reshape(labels, -1)))
+        self._arrays, self.position = (next(kept), next(kept)), 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}
@@ -119,14 +121,17 @@ class MemoryData(Source):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.position = int(state["position"])
 
-    def _next(self, data: np.ndarray, labels: np.ndarray) -> None:
-        start, stop = self.position, self.position + len(data)
-        data[...], labels[...] = self._data[start:stop], self._labels[start:stop]
-        self.position = stop % len(self._data)
+    def _next(self, *_: np.ndarray) -> None:
+        assert self._arrays is not None
+        start, stop = self.position, self.position + len(self._top[0].data)
+        for blob, array in zip(self._top, self._arrays, strict=True):
+            blob.data_view.memory.set_host_array(array[start:stop])
+        self.position = stop % len(self._arrays[0])
 
     def prepare(self, top: Sequence[Blob]) -> None:
-        if self._data is None and self.context.device.compute:
+        if self._arrays is None and self.context.device.compute:
             raise BlobmemError(f"layer '{self.name}' has no data yet: call net.set_input_arrays(data, labels) first")
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
-        yield call(self._next, *map(overwrite, top))
+        # `write`, so that nobody shares memory that is the user's
+        yield call(self._next, *map(write, top))

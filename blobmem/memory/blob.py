@@ -80,7 +80,7 @@ class Blob:
     integer, ValueError for a negative dimension or more than 32 axes.
     """
 
-    __slots__ = ("__weakref__", "_count", "_data", "_diff", "_shape", "device", "dtype", "name", "owner")
+    __slots__ = ("__weakref__", "_count", "_data", "_diff", "_shape", "dtype", "name", "owner")
 
     def __init__(self, *shape: Any, dtype: Any = np.float32, device: Device | None = None, name: str = "") -> None:
         self.dtype = np.dtype(dtype)
@@ -91,7 +91,6 @@ class Blob:
         self._shape = _checked_shape(_flat(shape), self.dtype.itemsize)
         self._count = math.prod(self._shape)
         memory = SyncedMemory(0, device, name=name)
-        self.device: Device = memory.device
         self._data = _Half(memory.view(0, self.nbytes))
         self._diff: _Half | None = None
 
@@ -171,6 +170,11 @@ class Blob:
         self.reshape(other.shape)
 
     # ---------------------------------------------------------------- where the bytes are
+
+    @property
+    def device(self) -> Device:
+        """Where the device side lives."""
+        return self._data.view.memory.device
 
     @property
     def data_view(self) -> View:
@@ -340,6 +344,32 @@ class Blob:
         self._check_owner(view, intent is not Intent.READ)
         return view.memory.access(Side.DEVICE, view.offset, view.nbytes, intent)
 
+    # ---------------------------------------------------------------- the standard doors
+
+    @classmethod
+    def adopt(cls, array: np.ndarray, device: Device | None = None, name: str = "") -> Blob:
+        """A blob whose data is `array` itself, which has to be C-contiguous and writable (else ValueError).
+
+        A reshape to more bytes detaches it into memory of its own, with a warning.
+        """
+        blob = cls(array.shape, dtype=array.dtype, device=device, name=name)
+        blob.data_view.memory.set_host_array(array)
+        return blob
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """`data` for `numpy.asarray(blob)`, which shares memory; counts as a host write."""
+        array = self.data
+        # the array itself in place of its address, so that whoever uses it keeps it alive
+        return {**array.__array_interface__, "data": array}
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """`data` for `from_dlpack` of NumPy, PyTorch and others, which share memory; counts as a host write."""
+        return self.data.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.data.__dlpack_device__()
+
     # ---------------------------------------------------------------- arithmetic, where the bytes are
 
     def _resident(self, view: View, intent: Intent, side: Side | None = None) -> Any:
@@ -439,6 +469,15 @@ class Blob:
 
     def __repr__(self) -> str:
         return f"Blob({', '.join(map(str, self._shape))}, dtype={self.dtype}, name={self.name!r})"
+
+
+def from_dlpack(source: Any, device: Device | None = None, name: str = "") -> Blob:
+    """A blob over the memory of another library's array on the host (a PyTorch tensor, say), without a copy.
+
+    `net.blobs[name].share_data(from_dlpack(tensor))` makes it a net's input. Raises what `numpy.from_dlpack` raises for
+    arrays that NumPy cannot have (of another device), ValueError for one that is not C-contiguous or not writable.
+    """
+    return Blob.adopt(np.from_dlpack(source), device, name)
 
 
 def _flat(shape: Sequence[Any]) -> Sequence[Any]:

@@ -41,6 +41,8 @@ class HostSide:
     def adopt(self, array: np.ndarray) -> None:
         """Use the bytes of `array`, which is C-contiguous and writable, in place of pages."""
         # Over another array or a memoryview, NumPy would make a slice of a lent array hold on to the user's array only.
+        self._pages, self.seals = None, None
+        self._lent.clear()  # they are over the old bytes
         self._buffer = (ctypes.c_ubyte * array.nbytes).from_buffer(array.reshape(-1).view(np.uint8).data)
         self.capacity = self.reserved = self._dirty = array.nbytes
 

@@ -65,14 +65,8 @@ class SyncedMemory:
 
         Touching it beyond that size detaches it into memory of its own, contents copied, with a UserWarning.
         """
-        if not array.flags.c_contiguous or not array.flags.writeable:
-            raise ValueError(
-                f"only a C-contiguous, writable array can be adopted; "
-                f"this one of shape {array.shape} is not: give np.ascontiguousarray(array), or array.copy()"
-            )
         memory = cls(array.nbytes, device, name)
-        memory._host.adopt(array)
-        memory._extents.put(0, array.nbytes, _HOST)
+        memory.set_host_array(array)
         return memory
 
     # What it is
@@ -337,6 +331,46 @@ class SyncedMemory:
                     self._host.verify(offset, offset + nbytes, self._name)
                     self._host.release(offset, offset + nbytes)
                 self._put(offset, offset + nbytes, ZERO)
+
+    # Other places for the bytes
+
+    def set_host_array(self, array: np.ndarray) -> None:
+        """Let the host side be `array` itself (C-contiguous and writable) from now on, which has the truth of its bytes.
+
+        Bytes beyond it read zero; arrays handed out before are over the old ones. Waits for what is in flight.
+        ValueError for another array.
+        """
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise ValueError(
+                f"only a C-contiguous, writable array can be adopted; "
+                f"this one of shape {array.shape} is not: give np.ascontiguousarray(array), or array.copy()"
+            )
+        with self._lock:
+            self._far.land()
+            self.version += self._host.capacity > 0
+            self._host.adopt(array)
+            self._extents.put(0, None, ZERO)
+            self._extents.put(0, array.nbytes, _HOST)
+            self.epoch += 1
+
+    def move_to(self, device: Device) -> None:
+        """Live on another device from now on: what only the old one has comes to the host, and its side is given back.
+
+        DeviceError or MemoryError, and the memory is where it was, if the bytes cannot come.
+        """
+        with self._lock:
+            if device is self._device:
+                return
+            for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
+                if bits == _DEVICE:
+                    self._access_host(a, b, _READ)
+            for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
+                if bits & _DEVICE:
+                    self._extents.put(a, b, _HOST)
+            self._far.close()
+            self._device, self._far = device, DeviceSide(device)
+            self.version += 1
+            self.epoch += 1
 
     # Capacity
 

@@ -122,6 +122,8 @@ def _saying_shapes(node: Node) -> Iterator[None]:
     except NetError:
         raise
     except (ValueError, IndexError) as error:
+        if node.layer.type == "Python":  # the user's own error
+            raise
         shapes = ", ".join(blob.describe() for blob in node.bottom) or "none"
         raise node.layer.error("shapes", f"bottoms that fit ({error}); bottoms are", shapes) from error
 
@@ -130,6 +132,12 @@ def reshape(node: Node) -> None:
     """Let the layer give its tops their shapes. Raises NetError naming it if its bottoms do not fit."""
     with _saying_shapes(node):
         node.layer.reshape(node.bottom, node.top)
+
+
+def resize(node: Node) -> None:
+    """Let a dynamic layer give its tops their true shapes. Raises NetError naming it if its bottoms do not fit."""
+    with _saying_shapes(node):
+        node.layer.resize(node.bottom, node.top)
 
 
 def _set_up(node: Node) -> None:

@@ -13,11 +13,11 @@ import numpy as np
 from blobmem import devices
 from blobmem.errors import NetError, SharedBlobError
 from blobmem.layers.base import TEST, TRAIN, Context, Layer, PassState, default_seed
-from blobmem.layers.source import MemoryData
-from blobmem.memory import SyncedMemory, View
+from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob, moves
 from blobmem.net import weights as weight_files
-from blobmem.net.build import Node, float_dtype, reshape, wire
+from blobmem.net.access import Access
+from blobmem.net.build import Node, float_dtype, reshape, resize, wire
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.schedule import Need, Schedule, first_uses, secure
 from blobmem.net.sharing import SharingGroup, SharingReport, share_blobs
@@ -27,15 +27,15 @@ from blobmem.proto.text import is_text, read_net
 log = logging.getLogger("blobmem")
 
 
-class Net:
+class Net(Access):
     """A net in one phase, as `Net(model, phase, ...)` or, in pycaffe's older way, `Net(model, weights, phase)`.
 
     Args:
         model: path of a prototxt, or a NetParameter message.
-        phase: TRAIN or TEST.
+        phase: TRAIN or TEST; pycaffe's further positions, level, stages and weights, may follow.
         weights: path of a caffemodel to take parameters from, by layer name.
         level, stages: the rest of the net state that include and exclude rules look at.
-        device: where it computes; the default device when None.
+        device: where it computes; None is the default device, which the net then follows (`set_mode_gpu`).
         seed: what random draws and fillers are a function of; the default seed when None.
         dtype: float32 or float64.
         batch: batch size given to all data and input layers, if not None.
@@ -65,11 +65,13 @@ class Net:
         forward_only: bool = False,
         source: str = "",
     ) -> None:
-        phase, weights = _phase_and_weights(args, phase, weights)
+        super().__init__()
+        phase, weights, level, stages = _arguments(args, phase, weights, level, stages)
         self.phase = phase
         named = isinstance(model, str | os.PathLike) and not is_text(model)
         self.source = os.fspath(model) if named else source
         self.device = devices.default() if device is None else device
+        self.follows = device is None  # wherever the default device is, at each pass
         param = filter_net(read_net(model), net_state(phase, level, stages or ()), self.source)
         if batch is not None:
             set_batch(param, batch)
@@ -78,18 +80,20 @@ class Net:
         self.state = PassState(default_seed() if seed is None else seed)
         shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
         dtype = float_dtype(dtype)
-        context = Context(self.device, phase, self.state, self.source, dtype, shapes)
-        graph = wire(self.param, context, forward_only)
+        self._context = Context(self.device, phase, self.state, self.source, dtype, shapes)
+        graph = wire(self.param, self._context, forward_only)
         self.forward_only = forward_only
-        self._nodes = graph.nodes
+        self.nodes = graph.nodes
         self.blobs: dict[str, Blob] = graph.blobs
         self.learnable = graph.learnable
         self.inputs: list[str] = graph.inputs
         self.outputs: list[str] = graph.outputs
-        self.layers: list[Layer] = [node.layer for node in self._nodes]
+        # of a Python layer, the user's own object
+        self.layers: list[Layer] = [getattr(node.layer, "face", node.layer) for node in self.nodes]
+        self._dynamic = [index for index, node in enumerate(self.nodes) if node.layer.dynamic]
         self.layer_names: list[str] = [layer.name for layer in self.layers]
-        self.top_names: dict[str, list[str]] = {node.layer.name: node.top_names for node in self._nodes}
-        self.bottom_names: dict[str, list[str]] = {node.layer.name: node.bottom_names for node in self._nodes}
+        self.top_names: dict[str, list[str]] = {node.layer.name: node.top_names for node in self.nodes}
+        self.bottom_names: dict[str, list[str]] = {node.layer.name: node.bottom_names for node in self.nodes}
         self.params: dict[str, list[Blob]] = {layer.name: layer.blobs for layer in self.layers if layer.blobs}
         self.internals: dict[str, Blob] = {}
         self.debug_info: bool = self.param.debug_info
@@ -108,17 +112,20 @@ class Net:
 
     def _name_blobs(self) -> None:
         """Collect the internal arrays and make this net the owner of all it writes."""
-        self.internals = {blob.name: blob for layer in self.layers for blob in layer.internal.values()}
+        self.internals = {blob.name: blob for node in self.nodes for blob in node.layer.internal.values()}
         for blob in (*self.blobs.values(), *self.internals.values()):
             blob.owner = self.identity
 
     def _fill(self, params_from: Net | None) -> None:
         """Give the parameters their first values, except those taken from another net or another layer."""
-        taken = weight_files.share_params(self.params, params_from.params) if params_from is not None else set()
+        taken = set()
+        if params_from is not None:
+            taken = weight_files.share_params(self.params, params_from.params)
+            self._stay_with(params_from)
         calls = [
             layer.initial_call(index)
-            for layer in self.layers
-            for index in range(len(layer.blobs))
+            for layer in (node.layer for node in self.nodes)
+            for index in layer.fillers
             if layer.name not in taken and index not in layer.shared_params
         ]
         # on the host, as files are: the device takes them with its first pass
@@ -128,15 +135,15 @@ class Net:
     def _calls(self) -> tuple[list[Call], list[Call]]:
         forward: list[Call] = []
         backward: list[Call] = []
-        for index, node in enumerate(self._nodes):
+        for index, node in enumerate(self.nodes):
             layer = node.layer
             calls = list(layer.forward(node.bottom, node.top))
             if node.need_backward:
                 # once, so that a script may set another gradient of the loss afterwards
                 calls += [call("fill", overwrite_diff(blob), value=weight, once=True) for blob, weight in node.losses]
             forward += _of_layer(calls, index, layer)
-        for index in range(len(self._nodes) - 1, -1, -1):
-            node = self._nodes[index]
+        for index in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[index]
             if node.need_backward:
                 calls = list(node.layer.backward(node.bottom, node.top, node.bottom_need))
                 backward += _of_layer(calls, index, node.layer)
@@ -144,7 +151,7 @@ class Net:
 
     def reshape(self) -> None:
         """Let every layer give its tops their shapes anew, from the input blobs on."""
-        for node in self._nodes:
+        for node in self.nodes:
             reshape(node)
         self._compile()
 
@@ -180,13 +187,14 @@ class Net:
 
     def prepare(self) -> None:
         """Ask data sources what the next pass will bring, so that all shapes are known before anything runs."""
-        for node in self._nodes:
+        for node in self.nodes:
             node.layer.prepare(node.top)
 
     def needs(self, backward: bool = False) -> list[Need]:
         """The capacity that a whole pass uses: forward, and backward if asked. Runs nothing."""
+        self._follow()
         self.prepare()
-        last = len(self._nodes) - 1
+        last = len(self.nodes) - 1
         needs = list(self._span(False, 0, last).needs)
         return needs + list(self._span(True, 0, last).needs) if backward else needs
 
@@ -194,10 +202,12 @@ class Net:
         """Run layers first to last forward (positions, inclusive) and return their loss.
 
         Everything is secured first: raises OutOfDeviceMemory before a byte is written, SharedBlobError if a layer
-        would read what another net has overwritten.
+        would read what another net has overwritten. Where shapes depend on values (dynamic layers), what is secured
+        first is what the last pass used, and the rest once it is known.
         """
-        last = len(self._nodes) - 1 if last is None else last
+        last = len(self.nodes) - 1 if last is None else last
         with self.group.lock:
+            self._follow()
             if first == 0:
                 self.prepare()
             span = self._span(False, first, last)
@@ -207,11 +217,44 @@ class Net:
             try:
                 self._upload_inputs()
                 self.group.claim(self.identity, span.written)
-                self._run(span, False, range(first, last + 1))
+                dynamic = [index for index in self._dynamic if first <= index <= last] if self.device.compute else []
+                if dynamic:
+                    self._run_in_parts(first, last, dynamic)
+                else:
+                    self._run(span, False, range(first, last + 1))
             except BaseException:
                 self.state.iteration -= 1  # another try makes the same random draws
                 raise
             return self._loss(first, last)
+
+    def _run_in_parts(self, first: int, last: int, dynamic: Sequence[int]) -> None:
+        """Run forward, giving what follows a dynamic layer its shapes once these are known."""
+        for index in dynamic:
+            self._run_part(first, index - 1)
+            node = self.nodes[index]
+            before = _shapes_of(node)
+            resize(node)
+            self._fit_after(index, before)
+            before = _shapes_of(node)
+            self._run_part(index, index)
+            self._fit_after(index, before)
+            first = index + 1
+        self._run_part(first, last)
+
+    def _run_part(self, first: int, last: int) -> None:
+        if first > last:
+            return
+        span = self._span(False, first, last)
+        secure(span.needs)
+        self.group.claim(self.identity, span.written)
+        self._run(span, False, range(first, last + 1))
+
+    def _fit_after(self, index: int, before: list[tuple[int, ...]]) -> None:
+        """If layer `index` has given its arrays other shapes, let the layers after it follow."""
+        if _shapes_of(self.nodes[index]) != before:
+            for node in self.nodes[index + 1 :]:
+                reshape(node)
+            self._compile()
 
     def run_backward(self, first: int | None = None, last: int = 0) -> None:
         """Run layers first down to last backward (positions, inclusive). Parameter gradients are added to.
@@ -220,8 +263,9 @@ class Net:
         """
         if self.forward_only:
             raise NetError(f"{self.identity} was built with forward_only: it has no backward pass")
-        first = len(self._nodes) - 1 if first is None else first
+        first = len(self.nodes) - 1 if first is None else first
         with self.group.lock:
+            self._follow()
             span = self._span(True, last, first)
             secure(span.needs)
             self.group.check(self.identity, span.first_uses)
@@ -229,13 +273,21 @@ class Net:
             self._run(span, True, range(first, last - 1, -1))
 
     def _run(self, span: _Span, backward: bool, layers: range) -> None:
-        if not self.debug_info or not self.device.compute:
+        direction = "backward" if backward else "forward"
+        before, after = self._callbacks[f"before_{direction}"], self._callbacks[f"after_{direction}"]
+        logs = self.debug_info and self.device.compute
+        if not (logs or before or after):
             span.schedule.run(span.start, span.stop)
             return
         for index in layers:
+            for callback in before:
+                callback(index)
             start, stop = span.schedule.span(range(index, index + 1))
             span.schedule.run(start, stop)
-            self._log_layer(self._nodes[index], backward)
+            if logs:
+                self._log_layer(self.nodes[index], backward)
+            for callback in after:
+                callback(index)
 
     def _log_layer(self, node: Node, backward: bool) -> None:
         """Log the mean absolute value of what the layer wrote, and of its parameters."""
@@ -258,97 +310,16 @@ class Net:
 
     def losses(self) -> list[Blob]:
         """The blobs that are losses."""
-        return [blob for node in self._nodes for blob, _ in node.losses]
+        return [blob for node in self.nodes for blob, _ in node.losses]
 
     def _loss(self, first: int, last: int) -> float:
         total = 0.0
-        for node in self._nodes[first : last + 1]:
+        for node in self.nodes[first : last + 1]:
             for blob, weight in node.losses:
                 values = blob.cpu_data()
                 if self.device.compute:
                     total += weight * float(values.sum(dtype=np.float64))
         return total
-
-    def forward(
-        self, blobs: Iterable[str] | None = None, start: str | None = None, end: str | None = None, **inputs: Any
-    ) -> dict[str, np.ndarray]:
-        """Run forward, from layer `start` to layer `end` (names, inclusive), and return output arrays by name.
-
-        Args:
-            blobs: names of further blobs to return.
-            inputs: arrays for the net's inputs by name; all of them or none.
-
-        Raises KeyError for an unknown name, ValueError if the inputs given are not the net's, or of another batch size.
-        """
-        if inputs:
-            self._set_inputs(inputs)
-        last = len(self._nodes) - 1 if end is None else self._position(end)
-        first = 0 if start is None else self._position(start)
-        names = self.outputs if end is None else self._nodes[last].top_names
-        wanted = {name: self.blobs[name] for name in dict.fromkeys([*names, *(blobs or ())])}
-        with self.group.lock:
-            self._check_kept(self._span(False, first, last), [blob.data_view for blob in wanted.values()])
-            self.run_forward(first, last)
-            return {name: _kept(blob, diff=False) for name, blob in wanted.items()}
-
-    def backward(
-        self, diffs: Iterable[str] | None = None, start: str | None = None, end: str | None = None, **top_diffs: Any
-    ) -> dict[str, np.ndarray]:
-        """Run backward, from layer `start` down to layer `end` (names, inclusive), and return gradients by name.
-
-        Args:
-            diffs: names of further blobs whose gradients to return.
-            top_diffs: gradients of the net's outputs (or of `start`'s tops) by name; all of them or none.
-
-        Raises KeyError for an unknown name, ValueError if the gradients given are not those of the outputs.
-        """
-        first = len(self._nodes) - 1 if start is None else self._position(start)
-        if top_diffs:
-            expected = self.outputs if start is None else self._nodes[first].top_names
-            if set(top_diffs) != set(expected):
-                raise ValueError(f"backward takes the gradients of {', '.join(expected)}; got {', '.join(top_diffs)}")
-            for name, values in top_diffs.items():
-                _assign(self.blobs[name].diff, values, name)
-        last = 0 if end is None else self._position(end)
-        names = self.inputs if end is None else self._nodes[last].bottom_names
-        wanted = {name: self.blobs[name] for name in dict.fromkeys([*names, *(diffs or ())])}
-        with self.group.lock:
-            self._check_kept(self._span(True, last, first), [blob.diff_view for blob in wanted.values()])
-            self.run_backward(first, last)
-            return {name: _kept(blob, diff=True) for name, blob in wanted.items()}
-
-    def _check_kept(self, span: _Span, views: Iterable[View]) -> None:
-        """Raise SharedBlobError, before anything runs, if what is to be returned is another net's and stays so."""
-        self.group.check(self.identity, {view.memory: view.memory in span.written for view in views})
-
-    def _set_inputs(self, inputs: Mapping[str, Any]) -> None:
-        if set(inputs) != set(self.inputs):
-            raise ValueError(f"the inputs of this net are {', '.join(self.inputs) or 'none'}; got {', '.join(inputs)}")
-        for name, values in inputs.items():
-            blob = self.blobs[name]
-            if np.ndim(values) and blob.shape and np.shape(values)[0] != blob.shape[0]:
-                raise ValueError(
-                    f"input '{name}' is for a batch of {blob.shape[0]}, got {np.shape(values)[0]}: "
-                    "call net.blobs[name].reshape(...) first"
-                )
-            _assign(blob.data, values, name)
-
-    def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
-        """Have the net's MemoryData layer serve these arrays, (items, channels, height, width) and (items,).
-
-        Raises NetError if there is no such layer, ValueError if the arrays do not fit it.
-        """
-        for layer in self.layers:
-            if isinstance(layer, MemoryData):
-                layer.reset(data, labels)
-                return
-        raise NetError(f"{self.identity} has no MemoryData layer to give arrays to")
-
-    def _position(self, layer: str) -> int:
-        try:
-            return self.layer_names.index(layer)
-        except ValueError:
-            raise KeyError(f"no layer '{layer}' in {self.identity}; layers: {', '.join(self.layer_names)}") from None
 
     def reseed(self, seed: int) -> None:
         """Make random draws a function of another seed from now on; parameters stay as they are."""
@@ -381,11 +352,35 @@ class Net:
         """Write the caffemodel, atomically: a reader sees the old file or the whole new one."""
         weight_files.save(self, path, write_diff)
 
+    # ---------------------------------------------------------------- the device
+
+    def move_to(self, device: devices.Device) -> None:
+        """Live and compute on another device from now on, with all bytes as they are; the old one's are freed."""
+        if device is self.device:
+            return
+        with self.group.lock:
+            params = [blob for node in self.nodes for blob in node.layer.blobs]
+            for blob in (*self.blobs.values(), *self.internals.values(), *params):
+                blob.data_view.memory.move_to(device)
+                if blob.has_diff:
+                    blob.diff_view.memory.move_to(device)
+            self.device = self._context.device = device
+            self._schedules, self._spans = None, {}
+
+    def _follow(self) -> None:
+        if self.follows and devices.default() is not self.device:
+            self.move_to(devices.default())
+
+    def _stay_with(self, other: Net) -> None:
+        """Two nets that share memory follow the default device both, or none of them."""
+        self.follows = other.follows = self.follows and other.follows
+
     # ---------------------------------------------------------------- sharing
 
     def share_with(self, other: Net) -> None:
         """Use the other net's parameters, by layer name."""
         weight_files.share_params(self.params, other.params)
+        self._stay_with(other)
 
     def share_blobs_with(self, other: Net) -> SharingReport:
         """Put every eligible blob into the memory of the other net's blob of that name; parameters too.
@@ -447,31 +442,27 @@ def _of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:
     return result
 
 
-def _kept(blob: Blob, diff: bool) -> np.ndarray:
-    """The blob's array for a caller to keep: a copy where another net is going to write the same memory."""
-    if (blob.diff_view if diff else blob.data_view).memory.shared:
-        return np.array(blob.cpu_diff() if diff else blob.cpu_data())
-    return blob.diff if diff else blob.data
+def _shapes_of(node: Node) -> list[tuple[int, ...]]:
+    return [blob.shape for blob in (*node.top, *node.layer.internal.values())]
 
 
-def _assign(array: np.ndarray, values: Any, name: str) -> None:
-    try:
-        array[...] = values
-    except ValueError:
-        raise ValueError(f"'{name}' has shape {array.shape}, got values of shape {np.shape(values)}") from None
-
-
-def _phase_and_weights(args: Sequence[Any], phase: int | None, weights: Any) -> tuple[int, Any]:
-    """Tell `Net(model, phase)`, `Net(model, phase, weights)` and `Net(model, weights, phase)` apart."""
-    for arg in args:
+def _arguments(
+    args: Sequence[Any], phase: int | None, weights: Any, level: int, stages: Sequence[str] | None
+) -> tuple[int, Any, int, Sequence[str] | None]:
+    """Tell `Net(model, phase, ...)`, `Net(model, phase, weights)` and `Net(model, weights, phase)` apart."""
+    for position, arg in enumerate(args):
         if isinstance(arg, str | os.PathLike):
             if weights is not None:
                 raise TypeError("Net got two files of weights")
             weights = arg
         elif isinstance(arg, int | np.integer) and phase is None:
             phase = int(arg)
-        else:
+        elif isinstance(arg, int | np.integer) and position == 1:
+            level = int(arg)
+        elif isinstance(arg, list | tuple) and position == 2:
+            stages = arg
+        elif arg is not None:
             raise TypeError(f"Net(model, phase, ...) or Net(model, weights, phase): {arg!r} does not fit")
     if phase not in (TRAIN, TEST):
         raise TypeError(f"Net needs a phase, blobmem.TRAIN or blobmem.TEST, got {phase!r}")
-    return phase, weights
+    return phase, weights, level, stages

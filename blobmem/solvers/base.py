@@ -64,6 +64,8 @@ class Solver:
         if seed is None and self.param.random_seed >= 0:
             seed = self.param.random_seed
         place = None if device is None else devices.get(device)
+        # as in Caffe, a script may run an unshared test net backward
+        net_options.setdefault("forward_only_tests", share)
         nets = build_nets(self.source or self.param, share, device=place, seed=seed, **net_options)
         self.net: Net = nets.train
         self.test_nets: list[Net] = nets.tests
@@ -180,6 +182,10 @@ class Solver:
     def stop(self) -> None:
         """End `step` or `solve` after the iteration in progress; `solve` still snapshots. For signal handlers."""
         self.stopped = True
+
+    def share_weights(self, net: Net) -> None:
+        """Have another net use the train net's parameters, by layer name."""
+        net.share_with(self.net)
 
     def apply_update(self) -> None:
         """Update the parameters from their present gradients, as at the end of an iteration."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from blobmem.devices import Device
 from blobmem.errors import NetError
 from blobmem.memory.blob import Blob
 from blobmem.net import Net
@@ -58,7 +59,6 @@ class Updater:
             raise NetError(f"{where}iter_size: expected 1 or more, got {param.iter_size}")
         self.param = param
         self.net = net
-        self.device = net.device
         self.rate = LearningRate(param, source)
         self.history = [self._make_history(entry) for entry in net.learnable]
         self._norm: _Norm | None = None
@@ -76,6 +76,19 @@ class Updater:
         raise NotImplementedError(f"solver type {self.type} does not say its attributes")
 
     # ---------------------------------------------------------------- schedule
+
+    @property
+    def device(self) -> Device:
+        """Where it computes: where the net does."""
+        return self.net.device
+
+    def _follow(self) -> None:
+        """Be where the net has moved to."""
+        if self._schedule.device is not self.device:
+            for blob in (blob for history in self.history for blob in history):
+                blob.data_view.memory.move_to(self.device)
+            self._norm = None
+            self._compile()
 
     def _make_history(self, entry: LearnableParam) -> list[Blob]:
         blob, name = entry.blob, f"{entry.layer}/{entry.index}/history"
@@ -100,6 +113,7 @@ class Updater:
 
     def needs(self) -> list[Need]:
         """The capacity that `run` uses. Runs nothing."""
+        self._follow()
         return self._schedule.all_needs() + (self._norm.schedule.all_needs() if self._norm is not None else [])
 
     def state_blobs(self) -> list[Blob]:
@@ -202,5 +216,5 @@ class _Norm:
 
 def _has_gradient(net: Net, entry: LearnableParam) -> bool:
     """Whether backward computes the gradient although the solver does not use it (force_backward)."""
-    layer = next(layer for layer in net.layers if layer.name == entry.layer)
+    layer = next(node.layer for node in net.nodes if node.layer.name == entry.layer)
     return layer.param_grads[entry.index]
