@@ -105,7 +105,7 @@ def set_mode_gpu() -> None:
 
 
 def set_device(device: int | str | Device) -> None:
-    """Which device `set_mode_gpu` stands for: a GPU's number, a word of `get`, or a device; used at once in GPU mode."""
+    """Which device `set_mode_gpu` stands for, at once in GPU mode: a GPU's number, a word of `get`, or a device."""
     global _accelerator
     gpu_mode = _default is _accelerator
     _accelerator = f"cuda:{device}" if isinstance(device, int) else get(device)

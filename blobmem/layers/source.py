@@ -123,7 +123,7 @@ class MemoryData(Source):
 
     def _next(self, *_: np.ndarray) -> None:
         assert self._arrays is not None
-        start, stop = self.position, self.position + len(self._top[0].data)
+        start, stop = self.position, self.position + self._top[0].shape[0]
         for blob, array in zip(self._top, self._arrays, strict=True):
             blob.data_view.memory.set_host_array(array[start:stop])
         self.position = stop % len(self._arrays[0])

@@ -335,7 +335,7 @@ class SyncedMemory:
     # Other places for the bytes
 
     def set_host_array(self, array: np.ndarray) -> None:
-        """Let the host side be `array` itself (C-contiguous and writable) from now on, which has the truth of its bytes.
+        """Let the host side be `array` itself (C-contiguous, writable) from now on, which has the truth of its bytes.
 
         Bytes beyond it read zero; arrays handed out before are over the old ones. Waits for what is in flight.
         ValueError for another array.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from blobmem import TRAIN, Net, NetError, SimulatedDevice
+from blobmem import TRAIN, Net, NetError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
 from blobmem.errors import BlobmemError
 
@@ -77,3 +77,41 @@ def test_memory_data_refuses_what_does_not_fit():
         net.set_input_arrays(np.zeros((2, 1, 2, 3)), np.zeros(3))
     with pytest.raises(NetError, match="no MemoryData layer"):
         Net(DUMMY, TRAIN).set_input_arrays(np.zeros((2, 1, 2, 3)), np.zeros(2))
+
+
+def test_memory_data_adopts_the_arrays(device):
+    net = Net(MEMORY, TRAIN, device=device)
+    data, labels = np.arange(24, dtype=np.float32).reshape(4, 1, 2, 3), np.zeros(4, np.float32)
+    net.set_input_arrays(data, labels)
+    net.run_forward()
+    assert np.shares_memory(net.blobs["data"].data, data[:2])
+    data[2:] = 7  # what is in the array when its batch's turn comes
+    net.run_forward()
+    assert (net.blobs["data"].cpu_data() == 7).all() and np.shares_memory(net.blobs["data"].cpu_data(), data[2:])
+    net.blobs["data"].data[...] = 5
+    assert (data[2:] == 5).all()
+
+
+@pytest.mark.parametrize("kind", ["float64", "strided", "read-only"])
+def test_memory_data_copies_arrays_that_cannot_be_adopted(device, kind):
+    data, labels = np.arange(24, dtype=np.float32).reshape(4, 1, 2, 3), np.arange(4)
+    given = {"float64": data.astype(np.float64), "strided": np.repeat(data, 2, axis=0)[::2], "read-only": data.copy()}[
+        kind
+    ]
+    given.setflags(write=kind != "read-only")
+    net = Net(MEMORY, TRAIN, device=device)
+    net.set_input_arrays(given, labels.reshape(4, 1, 1, 1))
+    net.run_forward()
+    net.run_forward()
+    np.testing.assert_array_equal(net.blobs["data"].cpu_data(), data[2:])
+    assert net.blobs["label"].cpu_data().tolist() == [2, 3]
+
+
+def test_memory_data_of_nets_that_share_stays_apart(device):
+    nets = build_nets(MEMORY, device=device)
+    arrays = [np.full((2, 1, 2, 3), value, np.float32) for value in (1, 2)]
+    for net, array in zip((nets.train, nets.tests[0]), arrays, strict=True):
+        net.set_input_arrays(array, np.zeros(2))
+    for net in (nets.train, nets.tests[0]):
+        net.run_forward()
+    assert (nets.train.blobs["data"].cpu_data() == 1).all() and (nets.tests[0].blobs["data"].cpu_data() == 2).all()

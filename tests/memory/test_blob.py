@@ -1,11 +1,14 @@
 """Blob: shapes, sharing between shapes, arithmetic where the bytes are, files."""
 
+import gc
+
 import numpy as np
 import pytest
 
 from blobmem import Blob, SimulatedDevice
 from blobmem.devices import HOST
 from blobmem.errors import NetError
+from blobmem.memory.blob import from_dlpack
 from blobmem.proto import caffe_pb2
 
 
@@ -214,3 +217,45 @@ def test_nothing_is_allocated_before_it_is_touched():
     blob.gpu_data()
     assert device.statistics.bytes_held == blob.nbytes
     assert device.statistics.htod_copies == 0
+
+
+# The standard doors
+
+
+def test_numpy_and_dlpack_share_memory():
+    blob = Blob(2, 3, device=SimulatedDevice())
+    blob.mutable_gpu_data()
+    array = np.asarray(blob)
+    assert array.shape == (2, 3) and array.dtype == np.float32 and not array.any()
+    array[0, 1] = 5
+    assert blob.data[0, 1] == 5 and np.from_dlpack(blob)[0, 1] == 5
+    assert blob.__dlpack_device__() == (1, 0)
+
+
+@pytest.mark.parametrize("door", [np.asarray, np.from_dlpack], ids=["asarray", "dlpack"])
+def test_what_left_through_a_door_outlives_the_blob_and_its_growth(door):
+    blob = Blob(1000)
+    blob.data[...] = 3
+    array = door(blob)
+    blob.reshape(1 << 20)
+    blob.data[-1] = 1
+    del blob
+    gc.collect()
+    assert (array == 3).all()
+
+
+def test_dlpack_in_shares_memory():
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    blob = from_dlpack(array, name="given")
+    assert blob.shape == (2, 3)
+    blob.data[0, 0] = 9
+    assert array[0, 0] == 9
+    other = Blob(2, 3)
+    other.share_data(blob)
+    array[1, 1] = 8
+    assert other.data[1, 1] == 8
+    with pytest.warns(UserWarning, match="'given' outgrew"):
+        blob.reshape(4, 3)
+        assert blob.data[1, 1] == 8
+    with pytest.raises(ValueError, match="C-contiguous"):
+        from_dlpack(np.ones((4, 4), np.float32)[:, ::2])

@@ -7,7 +7,7 @@ import pytest
 from device_tools import Counts, read, write
 
 from blobmem import devices
-from blobmem.devices import SimulatedDevice
+from blobmem.devices import HOST, SimulatedDevice
 from blobmem.devices.simulated import POISON
 from blobmem.errors import BlobmemError, DeviceError, OutOfDeviceMemory
 from blobmem.memory import Head, Intent, Side, SyncedMemory, View
@@ -722,3 +722,47 @@ def test_views_come_and_go_in_one_thread_while_another_trims(device):
     thread.join(60)
     assert not failures and view.nbytes == 1500
     assert (memory.cpu_data() == 1).all()
+
+
+# Other places
+
+
+def test_moving_to_another_device_keeps_every_byte(device):
+    memory = SyncedMemory(1000, device, "moved")
+    memory.mutable_cpu_data()[:] = 1
+    device.as_array(memory.view(512, 488).gpu_data("write"), (488,), np.uint8)[:] = 2
+    other = SimulatedDevice()
+    held = memory.cpu_data()
+    memory.move_to(other)
+    assert device.statistics.bytes_held == 0 and memory.device is other
+    assert memory.cpu_data().tolist() == [1] * 512 + [2] * 488 == held.tolist()
+    assert other.as_array(memory.gpu_data(), (1000,), np.uint8).tolist() == held.tolist()
+    other.as_array(memory.mutable_gpu_data(), (1000,), np.uint8)[:] = 3
+    memory.move_to(HOST)
+    assert other.statistics.bytes_held == 0
+    assert set(memory.cpu_data().tolist()) == {3}
+
+
+def test_a_copy_that_fails_leaves_the_memory_where_it_was(device):
+    memory = SyncedMemory(1000, device, "moved")
+    device.as_array(memory.mutable_gpu_data(), (1000,), np.uint8)[:] = 2
+    device.fail_at = lambda name, _: name == "memcpy_dtoh"
+    with pytest.raises(DeviceError):
+        memory.move_to(HOST)
+    assert memory.device is device
+    device.fail_at = None
+    memory.move_to(HOST)
+    assert set(memory.cpu_data().tolist()) == {2}
+
+
+def test_a_new_host_array_replaces_the_old_one(device):
+    memory = SyncedMemory(8, device)
+    memory.mutable_cpu_data()[:] = 1
+    memory.gpu_data()
+    first, second = np.full(8, 2, np.uint8), np.full(8, 3, np.uint8)
+    for array in (first, second, first):
+        memory.set_host_array(array)
+        assert device.as_array(memory.gpu_data(), (8,), np.uint8).tolist() == array.tolist()
+        assert memory.mutable_cpu_data().ctypes.data == array.ctypes.data
+    device.as_array(memory.mutable_gpu_data(), (8,), np.uint8)[:] = 9
+    assert memory.cpu_data()[0] == 9 and first[0] == 9 and second[0] == 3
