@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import argparse
+
     import numpy as np
 
     from blobmem.cli.output import Output
@@ -28,6 +31,12 @@ def spec_of(model: Path, specs: Specs, phase: str) -> Spec:
     if not tests:
         raise NetError(f"{model} has no test net: give it a test_iter, or give the net file itself")
     return tests[0]
+
+
+def in_state(spec: Spec, args: argparse.Namespace) -> Spec:
+    """The spec in the state of --level and --stage, where given."""
+    level = spec.level if args.level is None else args.level
+    return dataclasses.replace(spec, level=level, stages=(*spec.stages, *args.stage))
 
 
 def build(spec: Spec, **options: Any) -> Net:

@@ -89,6 +89,19 @@ def add_device(parser: Any) -> None:
     )
 
 
+def words(text: str) -> list[str]:
+    """Words with commas between them."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def add_state(parser: Any) -> None:
+    """--level, --stage."""
+    parser.add_argument("--level", type=int, metavar="N", help="the net's level, which include and exclude rules see")
+    parser.add_argument(
+        "--stage", type=words, default=[], metavar="NAME[,NAME]", help="the net's stages, which rules see"
+    )
+
+
 def add_input_shape(parser: Any) -> None:
     """--input-shape."""
     parser.add_argument(

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -22,12 +22,14 @@ class Output:
 
     Attributes:
         terminal: whether standard output is a terminal that can draw.
+        log: a file that gets a line for each event, whatever standard output is; or None.
     """
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, markup=False, soft_wrap=True)
         self._errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._drawing = False
+        self.log: TextIO | None = None
         self.terminal = self._console.is_terminal and not self._console.is_dumb_terminal
 
     def say(self, text: str = "", style: str | None = None) -> None:
@@ -35,8 +37,15 @@ class Output:
         self._console.print(text, style=style)
 
     def event(self, event: str, human: str, /, **values: Any) -> None:
-        """Say that something happened: `human` on a terminal, one line `event=... key=value ...` anywhere else."""
-        self.say(human if self.terminal else pairs({"event": event, **values}))
+        """Say that something happened: `human` on a terminal, one line `event=... key=value ...` anywhere else.
+
+        With nothing for people a terminal shows nothing.
+        """
+        line = pairs({"event": event, **values})
+        if self.log is not None:
+            print(line, file=self.log, flush=True)
+        if human or not self.terminal:
+            self.say(human if self.terminal else line)
 
     def note(self, text: str) -> None:
         """Print a remark that is not a result: to standard error, or above the bar while one is drawn."""

@@ -41,6 +41,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--iterations", type=options.positive, default=50, metavar="N", help="batches to run (default: %(default)s)"
     )
+    options.add_state(parser)
     options.add_device(parser)
 
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from blobmem.footprint import batch_of
     from blobmem.net.builder import specs_of
 
-    spec = nets.spec_of(args.model, specs_of(args.model), "TEST")
+    spec = nets.in_state(nets.spec_of(args.model, specs_of(args.model), "TEST"), args)
     net = nets.build(spec, device=args.device, forward_only=True)
     if net.inputs:
         raise NetError(

@@ -44,6 +44,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--batch", type=options.positive, metavar="N", help="items in a batch, instead of the file's")
     options.add_input_shape(parser)
+    options.add_state(parser)
     options.add_device(parser)
     parser.add_argument("--json", metavar="FILE", help="write the times as JSON; - writes that alone to the output")
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
     specs = specs_of(args.model)
     nets.check_input_shapes(args.model, specs, dict(args.input_shape))
-    spec = nets.spec_of(args.model, specs, args.phase)
+    spec = nets.in_state(nets.spec_of(args.model, specs, args.phase), args)
     _replace_absent_data(spec, {**stated_shapes(specs), **dict(args.input_shape)}, args, output)
     net = nets.build(spec, device=args.device, batch=args.batch, forward_only=args.phase == "TEST")
     _fill_inputs(net)

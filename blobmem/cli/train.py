@@ -29,8 +29,12 @@ example, from the top folder of a clone:
   blobmem train --solver models/lenet/solver.prototxt
 
 Ctrl-C ends training after the iteration in progress, with a snapshot if the solver writes one at its end; a second one
-ends it at once. Paths in net and solver files start at the working folder. Exit code 130 says interrupted.
+ends it at once. SIGHUP has a snapshot written, and training goes on. Paths in net and solver files start at the working
+folder. Exit code 130 says interrupted.
 """
+
+
+EFFECTS = ("stop", "snapshot", "none")
 
 
 def add(commands: Any) -> None:
@@ -50,7 +54,28 @@ def add(commands: Any) -> None:
     start.add_argument(
         "--snapshot", type=Path, metavar="FILE", help="go on from this snapshot (solverstate), as if never interrupted"
     )
+    options.add_state(parser)
     options.add_device(parser)
+    parser.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="add a line for each event to this file, which parse-log reads; standard output has them too, unless it "
+        "is a terminal",
+    )
+    for name, default in (("sigint", "stop"), ("sighup", "snapshot")):
+        parser.add_argument(
+            f"--{name}-effect",
+            choices=EFFECTS,
+            default=default,
+            help=f"what {name.upper()} does after the iteration in progress: stop, snapshot (and go on), or none; "
+            f"{default} by default",
+        )
+    parser.add_argument(
+        "--skip-damaged",
+        action="store_true",
+        help="warn of a damaged record and take the next one, instead of stopping",
+    )
     parser.add_argument(
         "--no-share",
         action="store_true",
@@ -63,19 +88,30 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from blobmem.cli.nets import load_weights
     from blobmem.solvers import get_solver
 
-    solver = get_solver(args.solver, share=not args.no_share, device=args.device)
-    if args.weights:
-        load_weights([solver.net, *solver.test_nets], args.weights, output)
-    if args.snapshot is not None:
-        solver.restore(args.snapshot)
-    session = Session(args, solver, output)
-    session.introduce()
-    if not session.train():
-        session.say_how_to_resume()
-        return 130
-    session.sum_up()
-    session.show_footprint()
-    return 0
+    with contextlib.ExitStack() as files:
+        if args.log is not None:
+            output.log = files.enter_context(open(args.log, "a", encoding="utf-8"))
+            files.callback(setattr, output, "log", None)
+        solver = get_solver(
+            args.solver,
+            share=not args.no_share,
+            device=args.device,
+            level=args.level,
+            stages=args.stage,
+            skip_damaged=args.skip_damaged,
+        )
+        if args.weights:
+            load_weights([solver.net, *solver.test_nets], args.weights, output)
+        if args.snapshot is not None:
+            solver.restore(args.snapshot)
+        session = Session(args, solver, output)
+        session.introduce()
+        if not session.train():
+            session.say_how_to_resume()
+            return 130
+        session.sum_up()
+        session.show_footprint()
+        return 0
 
 
 class Session:
@@ -136,7 +172,7 @@ class Session:
         """Train to the end; False if it was interrupted."""
         solver = self.solver
         self.begin = time.perf_counter()
-        with self.output.progress(solver.param.max_iter, "iteration", self.first) as bar, self._stop_on_interrupt(bar):
+        with self.output.progress(solver.param.max_iter, "iteration", self.first) as bar, self._signals(bar):
             bar.update(self.first, remark="compiling kernels")
             solver.add_callback(
                 on_iteration=lambda done, _: self._on_iteration(bar, done),
@@ -153,22 +189,27 @@ class Session:
         return not solver.stopped
 
     @contextlib.contextmanager
-    def _stop_on_interrupt(self, bar: Bar) -> Iterator[None]:
-        """Let a first Ctrl-C end training after the iteration in progress, a second one at once."""
+    def _signals(self, bar: Bar) -> Iterator[None]:
+        """Let signals have their effects after the iteration in progress; a second Ctrl-C to stop stops at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
-        def stop(*_: Any) -> None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        def stop(number: int, _: Any) -> None:
+            signal.signal(number, signal.default_int_handler)
             self.solver.stop()
             bar.update(self.solver.iter, remark="stopping; Ctrl-C again: at once")
 
-        before = signal.signal(signal.SIGINT, stop)
-        try:
+        handlers: dict[str, Any] = {
+            "stop": stop, "snapshot": lambda *_: self.solver.snapshot_soon(), "none": signal.SIG_IGN,
+        }  # fmt: skip
+        with contextlib.ExitStack() as undo:
+            for name in ("SIGINT", "SIGHUP"):
+                if hasattr(signal, name):  # Windows has no SIGHUP
+                    number = getattr(signal, name)
+                    effect = getattr(self.args, f"{name.lower()}_effect")
+                    undo.callback(signal.signal, number, signal.signal(number, handlers[effect]))
             yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     def _on_iteration(self, bar: Bar, done: int) -> None:
         if self.output.terminal:
@@ -176,12 +217,25 @@ class Session:
             bar.update(done, remark=f"loss {self.solver.smoothed_loss:.4g}, rate {rate:.3g}")
 
     def _on_display(self, display: Display) -> None:
+        from blobmem.cli.nets import scalars
+
         # on a terminal the bar says it
-        if not self.output.terminal:
-            seconds = time.perf_counter() - self.begin
-            self.output.event(
-                "train", "", iteration=display.iteration, loss=display.loss, lr=display.rate, seconds=seconds
-            )
+        self.output.event(
+            "train",
+            "",
+            iteration=display.iteration,
+            loss=display.loss,
+            lr=display.rate,
+            seconds=time.perf_counter() - self.begin,
+            waited=self._waited(),
+            **{f"output_{name}": value for name, value in scalars(display.outputs.values).items()},
+        )
+
+    def _waited(self) -> float:
+        """Seconds that passes have waited for their data since the nets were built."""
+        from blobmem.data.source import waiting_time
+
+        return sum(map(waiting_time, (self.solver.net, *self.solver.test_nets)))
 
     def _on_test(self, result: TestResult) -> None:
         from blobmem.cli.nets import scalars
@@ -196,8 +250,10 @@ class Session:
         )
 
     def _on_snapshot(self, path: str) -> None:
+        from blobmem.solvers.snapshot import model_path
+
         self.snapshot = path
-        model = path.removesuffix(".solverstate") + ".caffemodel"
+        model = model_path(path)
         iteration = self.solver.iter
         self.output.event("snapshot", f"iteration {iteration}, snapshot: {model}", iteration=iteration,
                           caffemodel=model, solverstate=path)  # fmt: skip
@@ -213,10 +269,11 @@ class Session:
         speed = count / self.seconds if self.seconds else 0.0
         lines = [
             f"Trained {count} iterations in {self.seconds:.1f} s ({per_second(speed, 'iteration')}), "
-            f"loss {self.solver.smoothed_loss:.4g}"
+            f"loss {self.solver.smoothed_loss:.4g}",
+            f"Waited {self._waited():.1f} s of these for data",
         ]
         values: dict[str, Any] = {"iteration": self.solver.iter, "iterations": count, "seconds": self.seconds,
-                                  "loss": self.solver.smoothed_loss}  # fmt: skip
+                                  "loss": self.solver.smoothed_loss, "waited": self._waited()}  # fmt: skip
         for index, result in self.results.items():
             means = scalars(result.outputs.values)
             when = "" if result.iteration == self.solver.iter else f" (at iteration {result.iteration})"

@@ -137,13 +137,14 @@ def build_nets(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     share_params: bool = True,
     forward_only_tests: bool = True,
+    skip_damaged: bool = False,
 ) -> Nets:
     """The train net and the test nets of a solver or net file, sharing parameters and every eligible blob.
 
     Args:
         model: path of a solver or net prototxt, its message, or what `specs_of` made of either.
         share: share blobs by name; otherwise parameters only.
-        device, seed, dtype, input_shapes: as for Net.
+        device, seed, dtype, input_shapes, skip_damaged: as for Net.
         train_batch: batch size of the train net, if not the file's.
         test_batches: batch sizes of the test nets, one each; a net file gives as many test nets.
         share_params: False keeps even the parameters apart.
@@ -157,7 +158,9 @@ def build_nets(
             raise NetError(f"{len(test_batches)} test batches given for {len(test_specs)} test nets")
         test_specs = [test_specs[0]] * len(test_batches) if test_specs else []
     seed = default_seed() if seed is None else seed
-    common: dict[str, Any] = {"device": device, "seed": seed, "dtype": dtype, "input_shapes": input_shapes}
+    common: dict[str, Any] = {
+        "device": device, "seed": seed, "dtype": dtype, "input_shapes": input_shapes, "skip_damaged": skip_damaged,
+    }  # fmt: skip
     train = _build(train_spec, batch=train_batch, **common)
     nets = Nets(train)
     for index, spec in enumerate(test_specs):

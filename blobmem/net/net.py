@@ -42,6 +42,7 @@ class Net(Access):
         input_shapes: top name -> shape of one item, for data layers whose source is absent.
         params_from: a net whose parameters this one shares, by layer name.
         forward_only: never runs backward, so that forward keeps nothing for it (masks, scales).
+        skip_damaged: data layers warn of a damaged record and take the next one, instead of stopping.
         source: the file that a message came from, for error messages.
 
     Raises NetError naming file, layer and field for a wrong model, FileNotFoundError's message in it for absent files.
@@ -63,6 +64,7 @@ class Net(Access):
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         params_from: Net | None = None,
         forward_only: bool = False,
+        skip_damaged: bool = False,
         source: str = "",
     ) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class Net(Access):
         self.state = PassState(default_seed() if seed is None else seed)
         shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
         dtype = float_dtype(dtype)
-        self._context = Context(self.device, phase, self.state, self.source, dtype, shapes)
+        self._context = Context(self.device, phase, self.state, self.source, dtype, shapes, skip_damaged)
         graph = wire(self.param, self._context, forward_only)
         self.forward_only = forward_only
         self.nodes = graph.nodes
@@ -336,7 +338,8 @@ class Net(Access):
     # ---------------------------------------------------------------- parameters and files
 
     def copy_trained_layers_from(self, weights: Any) -> None:
-        """Take parameters from a caffemodel (path or NetParameter), by layer name; other layers keep theirs.
+        """Take parameters from a caffemodel (path of a binary or HDF5 one, or NetParameter), by layer name; other
+        layers keep theirs.
 
         Raises NetError if a layer's parameters differ in number or shape.
         """
@@ -351,6 +354,14 @@ class Net(Access):
     def save(self, path: str | os.PathLike[str], write_diff: bool = False) -> None:
         """Write the caffemodel, atomically: a reader sees the old file or the whole new one."""
         weight_files.save(self, path, write_diff)
+
+    def load_hdf5(self, path: str | os.PathLike[str]) -> None:
+        """Take parameters from an HDF5 file, as `copy_trained_layers_from` does; gradients in it are left."""
+        weight_files.load_hdf5(self, path)
+
+    def save_hdf5(self, path: str | os.PathLike[str], write_diff: bool = False) -> None:
+        """Write the parameters (and gradients if asked) as an HDF5 file of Caffe's layout, atomically."""
+        weight_files.save_hdf5(self, path, write_diff)
 
     # ---------------------------------------------------------------- the device
 

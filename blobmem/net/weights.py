@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from blobmem.errors import NetError
 from blobmem.memory.blob import Blob
-from blobmem.proto import caffe_pb2
+from blobmem.memory.views import Intent
+from blobmem.proto import caffe_pb2, hdf5
 from blobmem.proto.arrays import blob_shape, has_values, shape_matches
+from blobmem.proto.files import write_atomic
 from blobmem.proto.text import read_net_binary, write_binary
 
 if TYPE_CHECKING:
+    from blobmem.layers.base import Layer
     from blobmem.net.net import Net
 
 
@@ -38,10 +44,13 @@ def share_params(params: dict[str, list[Blob]], other: dict[str, list[Blob]]) ->
 
 
 def load(net: Net, weights: Any) -> list[str]:
-    """Copy parameters from a caffemodel or a NetParameter into the net's layers of the same names; returns those names.
+    """Copy parameters from a caffemodel (binary or HDF5) or a NetParameter into the net's layers of the same names;
+    returns those names.
 
     Everything is checked before the first value is copied. Raises NetError.
     """
+    if isinstance(weights, str | os.PathLike) and hdf5.is_hdf5(weights):
+        return load_hdf5(net, weights)
     source = os.fspath(weights) if isinstance(weights, str | os.PathLike) else "the net given"
     param = read_net_binary(weights) if isinstance(weights, str | os.PathLike) else weights
     pairs = [(layer, net.params[layer.name]) for layer in param.layer if layer.blobs and layer.name in net.params]
@@ -73,7 +82,7 @@ def load(net: Net, weights: Any) -> list[str]:
 def to_proto(net: Net, write_diff: bool = False) -> Any:
     """The net's NetParameter, with parameters in it."""
     result = caffe_pb2.NetParameter(name=net.name)
-    for layer in net.layers:
+    for layer in (node.layer for node in net.nodes):
         message = result.layer.add()
         message.CopyFrom(layer.param)
         del message.blobs[:]
@@ -85,3 +94,77 @@ def to_proto(net: Net, write_diff: bool = False) -> Any:
 def save(net: Net, path: str | os.PathLike[str], write_diff: bool = False) -> None:
     """Write the net's parameters as a caffemodel, atomically."""
     write_binary(to_proto(net, write_diff), path)
+
+
+# -------------------------------------------------------------------- HDF5, as Caffe writes it: /data/LAYER/INDEX
+
+
+def to_hdf5(net: Net, write_diff: bool = False) -> bytes:
+    """The bytes of an HDF5 file of the net's parameters, and of their gradients if asked.
+
+    A parameter that several layers share is there once, with the layer that owns it; its gradient is there with each.
+    Raises NetError for a layer whose name HDF5 cannot hold.
+    """
+    return hdf5.encode(_items(net, write_diff))
+
+
+def _items(net: Net, write_diff: bool) -> Iterator[tuple[str, np.ndarray | None]]:
+    yield "data", None
+    for layer in (node.layer for node in net.nodes):
+        if layer.blobs or hdf5.is_name(layer.name):
+            yield f"data/{layer.name}", None
+        for index, blob in enumerate(layer.blobs):
+            if index not in layer.shared_params:
+                yield f"data/{layer.name}/{index}", blob.cpu_data()
+    for name, blobs in net.params.items() if write_diff else ():
+        for index, blob in enumerate(blobs):
+            yield f"diff/{name}/{index}", blob.cpu_diff()
+
+
+def save_hdf5(net: Net, path: str | os.PathLike[str], write_diff: bool = False) -> None:
+    """Write the net's parameters as an HDF5 file, atomically."""
+    write_atomic(path, to_hdf5(net, write_diff))
+
+
+def load_hdf5(net: Net, path: str | os.PathLike[str]) -> list[str]:
+    """Copy parameters from an HDF5 file into the net's layers of the same names; returns those names.
+
+    Gradients in the file are left, as Caffe does. Everything is checked and read before the first value is copied.
+    Raises NetError naming the file and the dataset.
+    """
+    names: list[str] = []
+    pairs: list[tuple[Blob, hdf5.Dataset]] = []
+    with hdf5.File(path) as file:
+        if file.members("data") is None:
+            raise NetError(f"{file.path} has no group /data: it does not hold a net's parameters")
+        for layer in (node.layer for node in net.nodes if node.layer.blobs):
+            members = file.members(f"data/{layer.name}")
+            if members is not None and _is_layer(members):
+                names.append(layer.name)
+                pairs += _matched(net, layer, file, members)
+        values = [dataset.read(blob.dtype) for blob, dataset in pairs]
+    for (blob, _), array in zip(pairs, values, strict=True):
+        blob.data_view.cpu_data(Intent.OVERWRITE)[...] = array.reshape(-1).view(np.uint8)
+    return names
+
+
+def _is_layer(members: dict[str, bool]) -> bool:
+    """Whether a group is a layer's, and not just on the way to one with a slash in its name."""
+    return not members or not all(members.values())
+
+
+def _matched(net: Net, layer: Layer, file: hdf5.File, members: dict[str, bool]) -> Iterator[tuple[Blob, hdf5.Dataset]]:
+    """The layer's parameters with what the file has for them; shared ones may be with their owner instead."""
+    where, advice = f"{file.path}: /data/{layer.name}", "rename the layer in the prototxt to start it afresh"
+    names = {name for name, is_group in members.items() if not is_group}
+    expected = {str(index) for index in range(len(layer.blobs))}
+    owned = {str(index) for index in range(len(layer.blobs)) if index not in layer.shared_params}
+    if not owned <= names <= expected:
+        raise NetError(f"{where} has parameters {sorted(names)}, {sorted(expected)} in {net.identity}; {advice}")
+    for index, blob in enumerate(layer.blobs):
+        if str(index) not in names:
+            continue
+        dataset = file.dataset(f"data/{layer.name}/{index}")
+        if dataset.shape != blob.shape:
+            raise NetError(f"{dataset.where} has shape {dataset.shape}, {blob.shape} in {net.identity}; {advice}")
+        yield blob, dataset

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -14,12 +14,14 @@ import numpy as np
 
 from blobmem import devices
 from blobmem.errors import NetError
-from blobmem.net import Net, SharingReport, build_nets
+from blobmem.net import Net, SharingReport, build_nets, weights
+from blobmem.net.builder import solver_specs
 from blobmem.net.schedule import secure
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_solver
 from blobmem.solvers import carried, snapshot
 from blobmem.solvers.events import Callbacks, Display, TestResult, outputs_of
+from blobmem.solvers.state import State
 from blobmem.solvers.update import Updater
 
 log = logging.getLogger("blobmem")
@@ -34,7 +36,8 @@ class Solver:
             of both nets rely on.
         device: a Device or its word ("cpu", "simulated:8GiB"); the default device when None.
         seed: what fillers and random draws are a function of; the solver's random_seed when None.
-        net_options: as for `build_nets` (dtype, input_shapes, train_batch, test_batches).
+        level, stages: added to the train net's state, which include and exclude rules see.
+        net_options: as for `build_nets` (dtype, input_shapes, train_batch, test_batches, skip_damaged).
 
     Attributes:
         param: the SolverParameter.
@@ -55,6 +58,8 @@ class Solver:
         share: bool = False,
         device: devices.Device | str | None = None,
         seed: int | None = None,
+        level: int | None = None,
+        stages: Sequence[str] = (),
         **net_options: Any,
     ) -> None:
         if not hasattr(type(self), "updater_type"):
@@ -66,13 +71,17 @@ class Solver:
         place = None if device is None else devices.get(device)
         # as in Caffe, a script may run an unshared test net backward
         net_options.setdefault("forward_only_tests", share)
-        nets = build_nets(self.source or self.param, share, device=place, seed=seed, **net_options)
+        if level is not None:
+            self.param.train_state.level = level
+        self.param.train_state.stage.extend(stages)
+        nets = build_nets(solver_specs(self.param, self.source), share, device=place, seed=seed, **net_options)
         self.net: Net = nets.train
         self.test_nets: list[Net] = nets.tests
         self.reports: list[SharingReport] = nets.reports
         self._check_fields()
         self.updater = self.updater_type(self.param, self.net, self.source)
         self.stopped = False
+        self._snapshot_asked = False
         self._iter = 0
         self._losses: deque[float] = deque(maxlen=max(1, self.param.average_loss))
         self._callbacks = Callbacks()
@@ -183,6 +192,10 @@ class Solver:
         """End `step` or `solve` after the iteration in progress; `solve` still snapshots. For signal handlers."""
         self.stopped = True
 
+    def snapshot_soon(self) -> None:
+        """Have a snapshot written after the iteration in progress. For signal handlers."""
+        self._snapshot_asked = True
+
     def share_weights(self, net: Net) -> None:
         """Have another net use the train net's parameters, by layer name."""
         net.share_with(self.net)
@@ -220,7 +233,8 @@ class Solver:
             callback()
         self.updater.run(self._iter)
         self._iter += 1
-        if self._due(self.param.snapshot):
+        if self._due(self.param.snapshot) or self._snapshot_asked:
+            self._snapshot_asked = False
             self.snapshot()
         for report in self._callbacks.on_iteration:
             report(self._iter, loss)
@@ -296,43 +310,43 @@ class Solver:
         return os.path.join(given, name) if given.endswith("/") or os.path.isdir(given) else given
 
     def _check_snapshots(self) -> None:
-        if self.param.snapshot_format == caffe_pb2.SolverParameter.HDF5:
-            raise NetError(
-                f"{self.source or 'the solver'}: snapshot_format HDF5 is not written by this version; "
-                "use snapshot_format: BINARYPROTO, which Caffe reads too"
-            )
         snapshot.check_folder(self.snapshot_prefix)
 
     def snapshot(self) -> str:
-        """Write PREFIX_iter_N.caffemodel, .solverstate and .blobmem.json; the path of the solverstate.
+        """Write PREFIX_iter_N.caffemodel, .solverstate and .blobmem.json (with snapshot_format: HDF5 .caffemodel.h5,
+        .solverstate.h5 and .h5.blobmem.json); the path of the solverstate.
 
         A process killed meanwhile leaves the old files of these names or the new ones. Raises NetError.
         """
         self._check_snapshots()
         with self.net.group.lock:
-            state = caffe_pb2.SolverState(iter=self._iter)
-            self.updater.to_proto(state)
-            model = self.net.to_proto(self.param.snapshot_diff)
+            kind, base = snapshot.kind_of(self.param), f"{self.snapshot_prefix}_iter_{self._iter}"
+            rate, diffs = self.updater.rate, self.param.snapshot_diff
+            state = State(self._iter, rate.current_step, base + kind.model, self.updater.arrays())
+            hdf5 = kind is snapshot.HDF5
+            model = weights.to_hdf5(self.net, diffs) if hdf5 else self.net.to_proto(diffs)
+            content = state.to_hdf5() if hdf5 else state.to_proto()
             extra = {
+                "type": self.type,
                 "iter": self._iter,
                 "seed": self.net.state.seed,
                 "losses": list(self._losses),
                 "nets": carried.collect([self.net, *self.test_nets]),
             }
-            path = snapshot.write(f"{self.snapshot_prefix}_iter_{self._iter}", model, state, extra)
+            path = snapshot.write(base, kind, model, content, extra)
         log.info("snapshot written: %s", path)
         for callback in self._callbacks.on_snapshot:
             callback(path)
         return path
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Continue from a snapshot, given by its solverstate: bit for bit if it has our sidecar, else as Caffe does.
+        """Continue from a snapshot, given by its solverstate, binary or HDF5: bit for bit if it has our sidecar, else
+        as Caffe does.
 
         Raises NetError, with nothing changed, for files that are missing, damaged, not written together, or of
         another net.
         """
-        found = snapshot.read(path)
-        history = self.updater.parse(found.state, found.path)
+        found = snapshot.read(path, self.updater.slots())
         nets = [self.net, *self.test_nets]
         with self.net.group.lock, contextlib.ExitStack() as undo:
             if found.carried is not None:
@@ -341,7 +355,7 @@ class Solver:
             if found.model is not None:
                 self.net.copy_trained_layers_from(found.model)
             undo.pop_all()
-            self.updater.load(found.state, history)
+            self.updater.load(found.state.current_step, found.state.history)
             self._iter = found.state.iter
             self._losses.clear()
             if found.carried is not None:
@@ -350,8 +364,12 @@ class Solver:
         if found.carried is None:
             log.warning(
                 "%s has no %s beside it: parameters, history and iteration restored as Caffe does; data starts from "
-                "its beginning and random draws from the seed", found.path, snapshot.SIDECAR,
+                "its beginning and random draws from the seed", found.path, os.path.basename(found.sidecar),
             )  # fmt: skip
+        elif found.carried.get("type", self.type) != self.type:
+            log.warning(
+                "%s was written by %s, whose history %s takes for its own", found.path, found.carried["type"], self.type
+            )
         log.info("restored iteration %d from %s", self._iter, found.path)
 
 

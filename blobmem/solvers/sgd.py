@@ -1,4 +1,7 @@
-"""Stochastic gradient descent with momentum."""
+"""Stochastic gradient descent with momentum, and with Nesterov's.
+
+In the formulas g is the gradient, clipped and averaged, with the decay added.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,20 @@ from blobmem.solvers.update import Updater
 
 
 class SGD(Updater):
-    """v = momentum * v + rate * (gradient + decay * parameter), parameter -= v; for L1, decay * sign(parameter).
-
-    History: v.
-    """
+    """v = momentum * v + rate * g, parameter -= v. History: v."""
 
     type = "SGD"
     op = "sgd_update"
 
     def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
-        return {
-            "rate": rate * entry.lr_mult,
-            "momentum": self.param.momentum,
-            "decay": self.param.weight_decay * entry.decay_mult,
-            "regularization": self.param.regularization_type,
-            "scale": scale,
-        }
+        return super().attributes(entry, rate, scale, iteration) | {"momentum": self.param.momentum}
+
+
+class Nesterov(SGD):
+    """v as in SGD, parameter -= (1 + momentum) * v - momentum * old v. History: v."""
+
+    type = "Nesterov"
+    op = "nesterov_update"
 
 
 @register_solver
@@ -33,3 +34,10 @@ class SGDSolver(Solver):
     """`type: "SGD"`, the default."""
 
     updater_type = SGD
+
+
+@register_solver
+class NesterovSolver(Solver):
+    """`type: "Nesterov"`."""
+
+    updater_type = Nesterov

@@ -1,5 +1,5 @@
 """Snapshots on disk: PREFIX_iter_N.caffemodel, PREFIX_iter_N.solverstate as Caffe writes them, and beside them
-PREFIX_iter_N.blobmem.json with all else that a run needs to go on bit for bit.
+PREFIX_iter_N.blobmem.json with all else that a run needs to go on bit for bit. In HDF5 the first two end in .h5.
 
 Written so that a run killed at any moment leaves the old snapshot of that name or the new one, never a mixture. All
 three files are written and synced under temporary names first; then the old solverstate goes, and the new files take
@@ -19,11 +19,41 @@ from typing import Any
 
 from blobmem.errors import NetError
 from blobmem.proto import caffe_pb2
-from blobmem.proto.text import read_binary
+from blobmem.solvers import state as states
+from blobmem.solvers.state import Slots, State
 
 VERSION = 1
-MODEL, SIDECAR, STATE = ".caffemodel", ".blobmem.json", ".solverstate"
 PART = ".part"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the three files of a snapshot end, by the format of the first two."""
+
+    model: str
+    sidecar: str
+    state: str
+
+
+BINARY = Kind(".caffemodel", ".blobmem.json", ".solverstate")
+HDF5 = Kind(".caffemodel.h5", ".h5.blobmem.json", ".solverstate.h5")
+
+
+def kind_of(param: Any) -> Kind:
+    """The kind that a solver's snapshot_format asks for."""
+    return HDF5 if param.snapshot_format == caffe_pb2.SolverParameter.HDF5 else BINARY
+
+
+def split(path: str) -> tuple[str, Kind]:
+    """What comes before the ending of a solverstate's path (all of it if that is another one), and the kind."""
+    kind = HDF5 if path.endswith(HDF5.state) else BINARY
+    return path.removesuffix(kind.state), kind
+
+
+def model_path(path: str) -> str:
+    """The path of the parameters that `write` put beside a solverstate."""
+    base, kind = split(path)
+    return base + kind.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +62,16 @@ class Snapshot:
 
     Attributes:
         path: of the solverstate.
-        state: the SolverState.
+        state: what it says.
         model: path of the caffemodel; None if the state names none.
+        sidecar: path that the sidecar has, or would have.
         carried: what the sidecar carries; None where there is none.
     """
 
     path: str
-    state: Any
+    state: State
     model: str | None
+    sidecar: str
     carried: dict[str, Any] | None
 
 
@@ -60,22 +92,22 @@ def check_folder(prefix: str) -> None:
 # -------------------------------------------------------------------- writing
 
 
-def write(base: str, model: Any, state: Any, carried: dict[str, Any]) -> str:
+def write(base: str, kind: Kind, model: Any, state: Any, carried: dict[str, Any]) -> str:
     """Write the three files of a snapshot: all or nothing, whenever the process is killed.
 
     Args:
         base: path without extension, PREFIX_iter_N.
-        model: the NetParameter with its parameters' values.
-        state: the SolverState; its learned_net is filled in here.
+        kind: the files' endings.
+        model: the net's parameters: the bytes of a file, or a NetParameter.
+        state: the bytes of a file, or a SolverState; its learned_net is `base` with the ending of the model.
         carried: plain values for the sidecar.
 
     Returns the path of the solverstate. Raises NetError if a file cannot be written.
     """
-    state.learned_net = base + MODEL
-    blobs = {MODEL: _serialize(model, base + MODEL), STATE: _serialize(state, base + STATE)}
+    blobs = {kind.model: _serialize(model, base + kind.model), kind.state: _serialize(state, base + kind.state)}
     hashes = {_key(extension): hashlib.sha256(data).hexdigest() for extension, data in blobs.items()}
     sidecar = {"version": VERSION, "sha256": hashes, **carried}
-    blobs[SIDECAR] = json.dumps(sidecar, indent=1).encode()
+    blobs[kind.sidecar] = json.dumps(sidecar, indent=1).encode()
     try:
         for extension, data in blobs.items():
             _write_synced(base + extension + PART, data)
@@ -90,23 +122,25 @@ def write(base: str, model: Any, state: Any, carried: dict[str, Any]) -> str:
     try:
         # from here on `read` can finish what a kill interrupts
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(base + STATE)
-        for extension in (MODEL, SIDECAR, STATE):
+            os.unlink(base + kind.state)
+        for extension in (kind.model, kind.sidecar, kind.state):
             os.replace(base + extension + PART, base + extension)
         _sync_folder(base)
     except OSError as error:
         raise NetError(
             f"snapshot {base} cannot take its name: {error.strerror or error}; its files end in "
-            f"{PART}, and restoring {base}{STATE} will finish it"
+            f"{PART}, and restoring {base}{kind.state} will finish it"
         ) from error
-    return base + STATE
+    return base + kind.state
 
 
-def _serialize(message: Any, path: str) -> bytes:
+def _serialize(content: Any, path: str) -> bytes:
+    if isinstance(content, bytes):
+        return content
     try:
-        return message.SerializeToString()
+        return content.SerializeToString()
     except Exception as error:  # the runtimes raise different types beyond 2 GiB
-        raise NetError(f"{path} cannot be written: {error}") from error
+        raise NetError(f"{path} cannot be written: {error}; snapshot_format: HDF5 has no limit") from error
 
 
 def _write_synced(path: str, data: bytes) -> None:
@@ -130,39 +164,37 @@ def _sync_folder(path: str) -> None:
 # -------------------------------------------------------------------- reading
 
 
-def read(path: str | os.PathLike[str]) -> Snapshot:
+def read(path: str | os.PathLike[str], slots: Slots) -> Snapshot:
     """A snapshot by the path of its solverstate, with a sidecar or, as Caffe writes it, without.
 
     The caffemodel is looked for where the state says, else beside the state, under the name it had or the state's.
-    Raises NetError for files that are missing, damaged, of another kind, or not those that were written together.
+    Raises NetError for files that are missing, damaged, of another kind, or not those that were written together, and
+    for a history that does not fit `slots`.
     """
     path = os.fspath(path)
-    if path.endswith((".h5", ".hdf5")):
-        raise NetError(
-            f"{path}: this version reads binary solverstates only, not HDF5; write it with snapshot_format: BINARYPROTO"
-        )
-    base = path.removesuffix(STATE)
+    base, kind = split(path)
     if base != path and not os.path.exists(path):
-        _finish(base)
-    state = read_binary(path, caffe_pb2.SolverState)
-    sidecar = _read_sidecar(base + SIDECAR) if base != path else None
+        _finish(base, kind)
+    state = states.read(path, slots)
+    beside = base + kind.sidecar
+    sidecar = _read_sidecar(beside, kind) if base != path else None
     if sidecar is None:
-        return Snapshot(path, state, _find_model(path, state), None)
+        return Snapshot(path, state, _find_model(path, state), beside, None)
     expected = sidecar["sha256"]
-    if _digest(path) != expected[_key(STATE)]:
+    if _digest(path) != expected[_key(kind.state)]:
         raise NetError(
-            f"{path} and {base}{SIDECAR} were not written together (sha256 differs): take both from one "
+            f"{path} and {beside} were not written together (sha256 differs): take both from one "
             "snapshot, or remove the second to restore as Caffe does"
         )
-    return Snapshot(path, state, _find_model(path, state, expected[_key(MODEL)]), sidecar)
+    return Snapshot(path, state, _find_model(path, state, expected[_key(kind.model)]), beside, sidecar)
 
 
-def _find_model(path: str, state: Any, digest: str | None = None) -> str | None:
+def _find_model(path: str, state: State, digest: str | None = None) -> str | None:
     """The caffemodel of a state, which may have been moved or renamed with it; with a digest, the one that has it."""
     if not state.learned_net:
         return None
     beside = os.fspath(Path(path).parent / Path(state.learned_net.replace("\\", "/")).name)
-    renamed = path.removesuffix(STATE) + MODEL
+    renamed = model_path(path)
     found = [name for name in (state.learned_net, beside, renamed) if os.path.isfile(name)]
     if not found:
         raise NetError(f"{path} belongs with {state.learned_net}: neither this nor {beside} nor {renamed} is there")
@@ -172,7 +204,7 @@ def _find_model(path: str, state: Any, digest: str | None = None) -> str | None:
     return matching[0]
 
 
-def _read_sidecar(path: str) -> dict[str, Any] | None:
+def _read_sidecar(path: str, kind: Kind) -> dict[str, Any] | None:
     """What a sidecar carries, None if there is none. Raises NetError if it is not one that this version reads."""
     try:
         with open(path, "rb") as file:
@@ -184,22 +216,22 @@ def _read_sidecar(path: str) -> dict[str, Any] | None:
     if not isinstance(sidecar, dict) or sidecar.get("version") != VERSION:
         raise NetError(f"{path} is not a sidecar of version {VERSION}: remove it to restore as Caffe does")
     hashes = sidecar.get("sha256")
-    if not isinstance(hashes, dict) or not {_key(MODEL), _key(STATE)} <= set(hashes):
+    if not isinstance(hashes, dict) or not {_key(kind.model), _key(kind.state)} <= set(hashes):
         raise NetError(f"{path} is damaged (sha256 is missing): remove it to restore as Caffe does")
     return sidecar
 
 
-def _finish(base: str) -> None:
+def _finish(base: str, kind: Kind) -> None:
     """Give the files of a complete snapshot their names, if a kill came in between; else leave all as it is."""
-    for sidecar_path in (base + SIDECAR + PART, base + SIDECAR):
+    for sidecar_path in (base + kind.sidecar + PART, base + kind.sidecar):
         try:
-            sidecar = _read_sidecar(sidecar_path)
+            sidecar = _read_sidecar(sidecar_path, kind)
         except NetError:
             continue
         if sidecar is None:
             continue
         parts = [sidecar_path]
-        for extension in (MODEL, STATE):
+        for extension in (kind.model, kind.state):
             names = (base + extension + PART, base + extension)
             parts += [name for name in names if _digest(name) == sidecar["sha256"][_key(extension)]][:1]
         if len(parts) == 3:

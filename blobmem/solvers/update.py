@@ -19,8 +19,8 @@ from blobmem.net import Net
 from blobmem.net.build import LearnableParam
 from blobmem.net.schedule import Need, Schedule, secure
 from blobmem.ops.call import call, overwrite, read_diff, write
-from blobmem.proto.arrays import blob_array, blob_shape, fill_blob, shape_matches
 from blobmem.solvers.policy import LearningRate
+from blobmem.solvers.state import Slot, Slots
 
 REGULARIZATIONS = ("L1", "L2")
 
@@ -51,29 +51,45 @@ class Updater:
     histories: ClassVar[int] = 1
 
     def __init__(self, param: Any, net: Net, source: str = "") -> None:
-        where = f"{source}: " if source else ""
-        if param.regularization_type not in REGULARIZATIONS:
-            known = " or ".join(REGULARIZATIONS)
-            raise NetError(f"{where}regularization_type: expected {known}, got '{param.regularization_type}'")
-        if param.iter_size < 1:
-            raise NetError(f"{where}iter_size: expected 1 or more, got {param.iter_size}")
         self.param = param
         self.net = net
+        self.source = source
+        if param.regularization_type not in REGULARIZATIONS:
+            raise self.error("regularization_type", " or ".join(REGULARIZATIONS))
+        if param.iter_size < 1:
+            raise self.error("iter_size", "1 or more")
+        self.check()
         self.rate = LearningRate(param, source)
         self.history = [self._make_history(entry) for entry in net.learnable]
         self._norm: _Norm | None = None
         self._compile()
 
-    # ---------------------------------------------------------------- for subclasses to write
+    # ---------------------------------------------------------------- for subclasses to extend
+
+    def check(self) -> None:
+        """Raise `error` for a field that the type cannot work with."""
 
     def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
-        """The op's keywords for a parameter.
+        """The op's keywords for a parameter; here those that all updates have.
 
         Args:
             rate: the iteration's learning rate, before the parameter's lr_mult.
             scale: what its gradient is multiplied by first (clipping and iter_size).
+            iteration: iterations that are behind.
         """
-        raise NotImplementedError(f"solver type {self.type} does not say its attributes")
+        return {
+            "rate": rate * entry.lr_mult,
+            "decay": self.param.weight_decay * entry.decay_mult,
+            "regularization": self.param.regularization_type,
+            "scale": scale,
+        }
+
+    def error(self, field: str, expected: str) -> NetError:
+        """A NetError, to be raised, for a field of the solver."""
+        where = f"{self.source}: " if self.source else ""
+        value = getattr(self.param, field)
+        given = f"'{value}'" if isinstance(value, str) else f"{value:g}"
+        return NetError(f"{where}{field}: expected {expected}, got {given}")
 
     # ---------------------------------------------------------------- schedule
 
@@ -151,40 +167,25 @@ class Updater:
             for entry, history in zip(self.net.learnable, self.history, strict=True)
         ]
 
-    def to_proto(self, state: Any) -> None:
-        """Put history and current step into a SolverState."""
-        state.current_step = self.rate.current_step
-        for _, blob in self._in_file_order():
+    def slots(self) -> Slots:
+        """What the history in a file has to be."""
+        arrays = [
+            Slot(f"parameter {entry.index} of layer '{entry.layer}'", blob.shape, blob.dtype)
+            for entry, blob in self._in_file_order()
+        ]
+        return Slots(arrays, f"the {len(self.history)} parameters of {self.net.identity} under {self.type}")
+
+    def arrays(self) -> list[np.ndarray]:
+        """The history on the host, in a file's order."""
+        return [
             # reading an untouched blob would allocate it
-            values = np.zeros(blob.shape, blob.dtype) if is_untouched(blob) else blob.cpu_data()
-            fill_blob(state.history.add(), values)
+            np.zeros(blob.shape, blob.dtype) if is_untouched(blob) else blob.cpu_data()
+            for _, blob in self._in_file_order()
+        ]
 
-    def parse(self, state: Any, source: str) -> list[np.ndarray]:
-        """A SolverState's history, checked against the parameters. Raises NetError naming the file and parameter."""
-        slots = self._in_file_order()
-        if len(state.history) != len(slots):
-            raise NetError(
-                f"{source}: {len(state.history)} history arrays, expected {len(slots)} for the {len(self.history)} "
-                f"parameters of {self.net.identity} under {self.type}: it is the state of another net or solver type"
-            )
-        arrays = []
-        for (entry, blob), proto in zip(slots, state.history, strict=True):
-            where = f"{source}: history of parameter {entry.index} of layer '{entry.layer}'"
-            try:
-                values = blob_array(proto)
-                fits = shape_matches(proto, blob.shape)
-                if not fits:
-                    raise NetError(f"shape {blob_shape(proto)}, expected {blob.shape}")
-                if values is None and blob.count:
-                    raise NetError("it has no values")
-            except NetError as error:
-                raise NetError(f"{where}: {error}") from None
-            arrays.append(np.empty(blob.shape) if values is None else values.reshape(blob.shape))
-        return arrays
-
-    def load(self, state: Any, arrays: Sequence[np.ndarray]) -> None:
-        """Continue from what `parse` gave for this SolverState."""
-        self.rate.current_step = state.current_step
+    def load(self, current_step: int, arrays: Sequence[np.ndarray]) -> None:
+        """Continue from a state's current step, and its history as `slots` says."""
+        self.rate.current_step = current_step
         for (_, blob), values in zip(self._in_file_order(), arrays, strict=True):
             if values.any():
                 blob.data[...] = values

@@ -33,7 +33,7 @@ layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "target" top: "lo
 
 SOLVER = """
 net: "{net}"
-base_lr: 0.05 momentum: 0.9 weight_decay: 0.001 lr_policy: "multistep" gamma: 0.5 stepvalue: 4 stepvalue: 9
+base_lr: 0.05 {update} weight_decay: 0.001 lr_policy: "multistep" gamma: 0.5 stepvalue: 4 stepvalue: 9
 max_iter: 12 average_loss: 3 test_iter: 2 test_iter: 3 test_interval: 3 snapshot_prefix: "{folder}/s"
 """
 
@@ -45,13 +45,14 @@ def device(request):
 
 @pytest.fixture
 def noisy(tmp_path):
-    """`noisy(more, **options)` makes a solver over NOISY with two test nets; `more` are further solver fields."""
+    """`noisy(more, **options)` makes a solver over NOISY with two test nets; `more` are further solver fields, `update`
+    those of the update."""
     net = tmp_path / "net.prototxt"
     net.write_text(NOISY)
 
-    def make(more="", *, text=SOLVER, **options):
+    def make(more="", *, text=SOLVER, update="momentum: 0.9", **options):
         file = tmp_path / "solver.prototxt"
-        file.write_text(text.format(net=net, folder=tmp_path / "snapshots") + more)
+        file.write_text(text.format(net=net, folder=tmp_path / "snapshots", update=update) + more)
         return get_solver(file, **{"device": HOST, "seed": 7, **options})
 
     return make

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from update_formulas import OPTIONS, fields
 
+import blobmem
 from blobmem import SharedBlobError
 from blobmem.devices import HOST, SimulatedDevice
 from blobmem.errors import NetError, OutOfDeviceMemory
@@ -22,6 +24,15 @@ def test_types(noisy):
         noisy('type: "Newton"')
     with pytest.raises(TypeError, match="get_solver"):
         Solver("x")
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_every_type_has_a_class_with_pycaffes_name(noisy, tmp_path, kind):
+    cls = getattr(blobmem, f"{kind}Solver")
+    solver = noisy(update=fields(kind))
+    assert type(solver) is cls
+    assert solver.type == kind
+    assert cls(str(tmp_path / "solver.prototxt")).type == kind
 
 
 def test_a_type_is_registered_once(noisy):
@@ -66,6 +77,13 @@ def test_seed_comes_from_the_file_unless_given(noisy, tools):
 def test_wrong_policy_is_found_at_once(noisy):
     with pytest.raises(NetError, match=r"solver\.prototxt: lr_policy: expected one of"):
         noisy('lr_policy: "cosine"', text='net: "{net}" base_lr: 1\n')
+
+
+def test_weights_to_start_from_in_hdf5(noisy, tools, tmp_path):
+    first = noisy()
+    first.step(2)
+    first.net.save_hdf5(tmp_path / "one.h5")
+    tools.same(tools.weights(noisy('weights: "one.h5"')), tools.weights(first))
 
 
 def test_weights_to_start_from(noisy, tools, tmp_path):
@@ -260,12 +278,14 @@ def test_a_folder_that_cannot_be_written_is_found_before_training(noisy, tmp_pat
     assert solver.net.state.iteration == 0
 
 
-def test_hdf5_snapshots_are_refused_before_training(noisy):
-    solver = noisy("snapshot_format: HDF5")
-    with pytest.raises(NetError, match="snapshot_format HDF5 .*BINARYPROTO"):
-        solver.solve()
-    assert solver.iter == 0
-    solver.step(1)  # writes none, so needs none
+def test_hdf5_snapshots(noisy, tools, tmp_path):
+    solver = noisy("snapshot_format: HDF5 snapshot: 6")
+    seen = tools.record(solver)
+    solver.solve()
+    assert seen.snapshots == [f"{tmp_path}/snapshots/s_iter_{n}.solverstate.h5" for n in (6, 12)]
+    assert {path.name for path in (tmp_path / "snapshots").iterdir()} == {
+        f"s_iter_{n}.{ending}" for n in (6, 12) for ending in ("caffemodel.h5", "solverstate.h5", "h5.blobmem.json")
+    }
 
 
 def test_snapshot_prefix(noisy, tmp_path, monkeypatch):
@@ -281,16 +301,17 @@ def test_snapshot_prefix(noisy, tmp_path, monkeypatch):
 FULL = "iter_size: 2 clip_gradients: 0.5 display: 1"
 
 
+@pytest.mark.parametrize("update", ["momentum: 0.9", 'type: "Adam" momentum: 0.9'], ids=["SGD", "Adam"])
 @pytest.mark.parametrize("share", [False, True], ids=["params", "blobs"])
-def test_out_of_memory_at_every_call(noisy, tools, share):
+def test_out_of_memory_at_every_call(noisy, tools, share, update):
     device = SimulatedDevice()
-    undisturbed = noisy(FULL, device=device, share=share)
+    undisturbed = noisy(FULL, update=update, device=device, share=share)
     seen = tools.record(undisturbed)
     undisturbed.step(5)
     calls = device.statistics.allocations + device.statistics.grows
     assert calls > 10
     for at in range(1, calls + 1):
-        solver = noisy(FULL, device=SimulatedDevice(fail_at=at), share=share)
+        solver = noisy(FULL, update=update, device=SimulatedDevice(fail_at=at), share=share)
         other = tools.record(solver)
         failures = 0
         for _ in range(5):

@@ -5,6 +5,8 @@ import os
 
 import numpy as np
 import pytest
+from hdf5_files import replace_with, write_state
+from update_formulas import HISTORIES, OPTIONS, fields
 
 from blobmem.errors import NetError
 from blobmem.proto import caffe_pb2
@@ -40,8 +42,36 @@ def test_goes_on_bit_for_bit(noisy, tools, device, at, share):
     tools.same(tools.history(second), tools.history(whole))
 
 
-def test_double_precision_too(noisy, tools):
-    whole, first, second = (noisy(dtype=np.float64) for _ in range(3))
+@pytest.mark.parametrize("share", [False, True], ids=["params", "blobs"])
+@pytest.mark.parametrize("form", ["BINARYPROTO", "HDF5"])
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_every_type_in_every_format(noisy, tools, device, kind, form, share):
+    options = {"update": fields(kind), "device": device, "share": share}
+    more = f'{MORE} snapshot_format: {form} regularization_type: "L1"'
+    whole, first = noisy(more, **options), noisy(more, **options)
+    losses, tests, displays = run_on(whole, tools, 8)
+    first.step(5)
+    path = first.snapshot()
+    assert path.endswith(".h5" if form == "HDF5" else ".solverstate")
+    second = noisy(more, seed=99, **options)
+    second.restore(path)
+    assert run_on(second, tools, 3) == (losses[5:], [t for t in tests if t[1] >= 5], [d for d in displays if d[0] >= 5])
+    tools.same(tools.weights(second), tools.weights(whole))
+    tools.same(tools.history(second), tools.history(whole))
+    assert len({loss for _, loss in losses}) == 8
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_sharing_changes_no_type(noisy, tools, device, kind):
+    apart, together = (noisy(MORE, update=fields(kind), device=device, share=share) for share in (False, True))
+    assert run_on(apart, tools, 6) == run_on(together, tools, 6)
+    tools.same(tools.weights(apart), tools.weights(together))
+    assert together.reports[0].shared
+
+
+@pytest.mark.parametrize("form", ["BINARYPROTO", "HDF5"])
+def test_double_precision_too(noisy, tools, form):
+    whole, first, second = (noisy(f"snapshot_format: {form}", dtype=np.float64) for _ in range(3))
     losses = run_on(whole, tools, 6)[0]
     first.step(3)
     second.restore(first.snapshot())
@@ -111,8 +141,13 @@ def test_data_positions_go_on(tools, tmp_path):
 
 def without_sidecar(solver):
     path = solver.snapshot()
-    os.unlink(path.replace(".solverstate", ".blobmem.json"))
+    os.unlink(path.replace(".solverstate.h5", ".h5.blobmem.json").replace(".solverstate", ".blobmem.json"))
     return path
+
+
+def stepped(solver, steps=4):
+    solver.step(steps)
+    return solver
 
 
 def test_without_sidecar_as_caffe_does_and_says_so(noisy, tools, caplog):
@@ -121,12 +156,41 @@ def test_without_sidecar_as_caffe_does_and_says_so(noisy, tools, caplog):
     second = noisy()
     with caplog.at_level(logging.WARNING, "blobmem"):
         second.restore(without_sidecar(first))
-    assert "has no .blobmem.json beside it" in caplog.text
+    assert "has no s_iter_6.blobmem.json beside it" in caplog.text
     assert second.iter == 6
     assert second.updater.rate.current_step == 1
     assert second.net.state.iteration == 0
     tools.same(tools.weights(second), tools.weights(first))
     tools.same(tools.history(second), tools.history(first))
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_hdf5_that_caffe_wrote(noisy, tools, tmp_path, kind):
+    first, second = noisy(update=fields(kind)), noisy(update=fields(kind))
+    first.step(6)
+    first.net.save_hdf5(tmp_path / "m.caffemodel.h5")
+    history = [blobs[slot].cpu_data() for slot in range(HISTORIES[kind]) for blobs in first.updater.history]
+    write_state(tmp_path / "m.solverstate.h5", 6, 1, history, tmp_path / "m.caffemodel.h5")
+    second.restore(tmp_path / "m.solverstate.h5")
+    assert (second.iter, second.updater.rate.current_step) == (6, 1)
+    tools.same(tools.weights(second), tools.weights(first))
+    tools.same(tools.history(second), tools.history(first))
+
+
+def test_another_type_takes_the_history_with_a_warning(noisy, tools, caplog):
+    first = noisy(update=fields("SGD"))
+    path = snapshot_of(first)
+    second = noisy(update=fields("Nesterov"))
+    with caplog.at_level(logging.WARNING, "blobmem"):
+        second.restore(path)
+    assert "was written by SGD, whose history Nesterov takes for its own" in caplog.text
+    tools.same(tools.history(second), tools.history(first))
+
+
+def test_a_type_with_another_number_of_arrays(noisy, refused):
+    refused(
+        snapshot_of(noisy(update=fields("Adam"))), "8 history arrays, expected 4 for the 4 parameters of .* under SGD"
+    )
 
 
 def test_state_without_a_model_keeps_the_parameters(noisy, tools):
@@ -216,6 +280,27 @@ def test_another_nets_state(noisy, tools, refused, tmp_path):
     other.write_text(tools.noisy_text.replace("num_output: 8", "num_output: 9"))
     text = f'net: "{other}" base_lr: 0.1 lr_policy: "fixed" snapshot_prefix: "{tmp_path}/other"\n'
     refused(snapshot_of(noisy(text=text)), r"other_iter_4\.solverstate: history of parameter 0 of layer 'i1'")
+
+
+@pytest.mark.parametrize("name", ["history/1", "iter"])
+def test_hostile_hdf5_state(noisy, refused, tmp_path, name):
+    path = without_sidecar(stepped(noisy("snapshot_format: HDF5")))
+    message = replace_with("external link", path, name, tmp_path)
+    refused(path, rf"s_iter_4\.solverstate\.h5: /{name}: .*{message}")
+
+
+def test_hostile_hdf5_model(noisy, refused, tmp_path):
+    path = without_sidecar(stepped(noisy("snapshot_format: HDF5")))
+    message = replace_with("huge", path.replace("solverstate", "caffemodel"), "data/i2/0", tmp_path)
+    refused(path, rf"s_iter_4\.caffemodel\.h5: /data/i2/0 .*{message}")
+
+
+def test_hdf5_with_sidecar_of_another_snapshot(noisy, refused):
+    solver = stepped(noisy("snapshot_format: HDF5"))
+    path = solver.snapshot()
+    with open(path, "ab") as file:
+        file.write(b"more")
+    refused(path, "were not written together")
 
 
 def test_another_nets_model(noisy, tools, refused, tmp_path):

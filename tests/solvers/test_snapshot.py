@@ -4,37 +4,58 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from blobmem.errors import NetError
-from blobmem.proto import caffe_pb2
+from blobmem.proto import caffe_pb2, hdf5
 from blobmem.proto.text import read_binary
 from blobmem.solvers import snapshot
+from blobmem.solvers.state import Slots, State
 
 
 class Killed(BaseException):
     """Not an Exception: no clean-up may run, as in a process that is killed."""
 
 
-def model_and_state(number):
+NONE = Slots([], "no parameters")
+
+
+def model_and_state(base, kind, number):
+    state = State(number, 0, os.fspath(base) + kind.model, [])
+    if kind is snapshot.HDF5:
+        return hdf5.encode([("data/a/0", np.full(100, number, np.float32))]), state.to_hdf5()
     model = caffe_pb2.NetParameter(name=f"net {number}")
     model.layer.add(name="a").blobs.add(data=[number] * 100)
-    return model, caffe_pb2.SolverState(iter=number)
+    return model, state.to_proto()
 
 
-def write(base, number):
-    return snapshot.write(os.fspath(base), *model_and_state(number), {"number": number})
+def write(base, number, kind=snapshot.BINARY):
+    return snapshot.write(os.fspath(base), kind, *model_and_state(base, kind, number), {"number": number})
+
+
+def read(path):
+    return snapshot.read(path, NONE)
 
 
 def contents(path):
     """The number in each of the three files of a snapshot, read as `restore` does; None if there is none."""
     try:
-        found = snapshot.read(path)
+        found = read(path)
     except NetError as error:
         assert "there is no file" in str(error)
         return None
-    model = read_binary(found.model, caffe_pb2.NetParameter)
-    return found.state.iter, found.carried["number"], model.layer[0].blobs[0].data[0]
+    if hdf5.is_hdf5(found.model):
+        with hdf5.File(found.model) as file:
+            value = file.dataset("data/a/0").read(int)[0]
+    else:
+        value = read_binary(found.model, caffe_pb2.NetParameter).layer[0].blobs[0].data[0]
+    return found.state.iter, found.carried["number"], value
+
+
+@pytest.fixture(params=[snapshot.BINARY, snapshot.HDF5], ids=["binary", "hdf5"])
+def kind(request):
+    return request.param
 
 
 class Killer:
@@ -95,28 +116,28 @@ def kill_points():
 
 @pytest.mark.parametrize("old", [False, True], ids=["fresh", "over an old one"])
 @pytest.mark.parametrize("at", range(1, kill_points() + 1))
-def test_killed_at_any_moment(tmp_path, at, old):
+def test_killed_at_any_moment(tmp_path, at, old, kind):
     base = tmp_path / "s_iter_5"
+    path = f"{base}{kind.state}"
     if old:
-        write(base, 1)
+        write(base, 1, kind)
     with pytest.MonkeyPatch.context() as monkeypatch:
         Killer(monkeypatch, at)
         with pytest.raises(Killed):
-            write(base, 2)
-    found = contents(f"{base}.solverstate")
+            write(base, 2, kind)
+    found = contents(path)
     assert found in ([(1, 1, 1), (2, 2, 2)] if old else [None, (2, 2, 2)])
-    write(base, 3)
-    assert contents(f"{base}.solverstate") == (3, 3, 3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "s_iter_5.blobmem.json", "s_iter_5.caffemodel", "s_iter_5.solverstate"
-    ]  # fmt: skip
+    write(base, 3, kind)
+    assert contents(path) == (3, 3, 3)
+    expected = {f"s_iter_5{ending}" for ending in (kind.model, kind.sidecar, kind.state)}
+    assert {path.name for path in tmp_path.iterdir()} == expected
 
 
-def test_there_are_no_more_calls_than_were_tried(tmp_path):
-    write(tmp_path / "s", 1)
+def test_there_are_no_more_calls_than_were_tried(tmp_path, kind):
+    write(tmp_path / "s", 1, kind)
     with pytest.MonkeyPatch.context() as monkeypatch:
         killer = Killer(monkeypatch, 0)
-        write(tmp_path / "s", 2)
+        write(tmp_path / "s", 2, kind)
     assert killer.calls == kill_points()
 
 
@@ -130,41 +151,56 @@ def test_another_snapshot_is_not_touched_by_a_kill(tmp_path):
     assert contents(f"{tmp_path}/s_iter_10.solverstate") is None
 
 
-def test_a_full_disk_leaves_the_old_snapshot_and_no_litter(tmp_path, monkeypatch):
-    write(tmp_path / "s", 1)
+def test_a_full_disk_leaves_the_old_snapshot_and_no_litter(tmp_path, monkeypatch, kind):
+    path = write(tmp_path / "s", 1, kind)
 
     def full(handle):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(snapshot.os, "fsync", full)
     with pytest.raises(NetError, match="cannot be written: No space left on device"):
-        write(tmp_path / "s", 2)
-    assert contents(f"{tmp_path}/s.solverstate") == (1, 1, 1)
+        write(tmp_path / "s", 2, kind)
+    assert contents(path) == (1, 1, 1)
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_both_kinds_of_one_iteration_live_side_by_side(tmp_path):
+    paths = [write(tmp_path / "s", number, kind) for number, kind in ((1, snapshot.BINARY), (2, snapshot.HDF5))]
+    assert [contents(path) for path in paths] == [(1, 1, 1), (2, 2, 2)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "s.blobmem.json", "s.caffemodel", "s.caffemodel.h5", "s.h5.blobmem.json", "s.solverstate", "s.solverstate.h5"
+    ]  # fmt: skip
 
 
 def test_files_are_caffes_and_name_each_other(tmp_path):
     path = write(tmp_path / "s", 4)
     state = read_binary(path, caffe_pb2.SolverState)
-    assert state.learned_net == f"{tmp_path}/s.caffemodel"
+    assert state.learned_net == f"{tmp_path}/s.caffemodel" == snapshot.model_path(path)
     assert read_binary(state.learned_net, caffe_pb2.NetParameter).name == "net 4"
 
 
-def test_a_moved_snapshot_finds_its_model_beside_it(tmp_path):
-    write(tmp_path / "s", 1)
+def test_hdf5_files_name_each_other(tmp_path):
+    path = write(tmp_path / "s", 4, snapshot.HDF5)
+    assert path == f"{tmp_path}/s.solverstate.h5"
+    assert read(path).state.learned_net == f"{tmp_path}/s.caffemodel.h5" == snapshot.model_path(path)
+
+
+def test_a_moved_snapshot_finds_its_model_beside_it(tmp_path, kind):
+    write(tmp_path / "s", 1, kind)
     (tmp_path / "moved").mkdir()
     for path in list(tmp_path.glob("s.*")):
         path.rename(tmp_path / "moved" / path.name)
-    assert contents(tmp_path / "moved" / "s.solverstate") == (1, 1, 1)
-    write(tmp_path / "s", 2)  # another one where the state says: the one that belongs with it counts
-    assert contents(tmp_path / "moved" / "s.solverstate") == (1, 1, 1)
+    moved = f"{tmp_path}/moved/s{kind.state}"
+    assert contents(moved) == (1, 1, 1)
+    write(tmp_path / "s", 2, kind)  # another one where the state says: the one that belongs with it counts
+    assert contents(moved) == (1, 1, 1)
 
 
-def test_a_renamed_snapshot_finds_its_model(tmp_path):
-    write(tmp_path / "s", 1)
+def test_a_renamed_snapshot_finds_its_model(tmp_path, kind):
+    write(tmp_path / "s", 1, kind)
     for path in list(tmp_path.glob("s.*")):
         path.rename(tmp_path / path.name.replace("s.", "best.", 1))
-    assert contents(tmp_path / "best.solverstate") == (1, 1, 1)
+    assert contents(f"{tmp_path}/best{kind.state}") == (1, 1, 1)
 
 
 def test_mixed_files_are_refused(tmp_path):
@@ -173,23 +209,23 @@ def test_mixed_files_are_refused(tmp_path):
     state = (tmp_path / "a.solverstate").read_bytes()
     (tmp_path / "a.solverstate").write_bytes((tmp_path / "b.solverstate").read_bytes())
     with pytest.raises(NetError, match=r"a\.solverstate and .*a\.blobmem\.json were not written together"):
-        snapshot.read(tmp_path / "a.solverstate")
+        read(tmp_path / "a.solverstate")
     (tmp_path / "a.solverstate").write_bytes(state)
     (tmp_path / "a.caffemodel").write_bytes((tmp_path / "b.caffemodel").read_bytes())
     with pytest.raises(NetError, match=r"a\.solverstate and .*a\.caffemodel were not written together"):
-        snapshot.read(tmp_path / "a.solverstate")
+        read(tmp_path / "a.solverstate")
 
 
 def test_missing_model(tmp_path):
     path = write(tmp_path / "s", 1)
     (tmp_path / "s.caffemodel").unlink()
     with pytest.raises(NetError, match=r"belongs with .*s\.caffemodel: neither this nor"):
-        snapshot.read(path)
+        read(path)
 
 
 def test_missing_state(tmp_path):
     with pytest.raises(NetError, match="there is no file"):
-        snapshot.read(tmp_path / "s.solverstate")
+        read(tmp_path / "s.solverstate")
 
 
 @pytest.mark.parametrize("damage", [b"", b"hello", b"\x89HDF\r\n\x1a\n", b"\x0a\xff\xff"])
@@ -198,7 +234,7 @@ def test_foreign_and_truncated_state(tmp_path, damage):
     (tmp_path / "s.blobmem.json").unlink()
     path.write_bytes(damage)
     with pytest.raises(NetError, match=r"s\.solverstate"):
-        snapshot.read(path)
+        read(path)
 
 
 @pytest.mark.parametrize(
@@ -214,13 +250,13 @@ def test_damaged_sidecar(tmp_path, text, message):
     path = write(tmp_path / "s", 1)
     (tmp_path / "s.blobmem.json").write_text(text)
     with pytest.raises(NetError, match=rf"s\.blobmem\.json.*{message}"):
-        snapshot.read(path)
+        read(path)
 
 
 def test_without_sidecar(tmp_path):
     path = write(tmp_path / "s", 1)
     (tmp_path / "s.blobmem.json").unlink()
-    found = snapshot.read(path)
+    found = read(path)
     assert found.carried is None
     assert found.model == f"{tmp_path}/s.caffemodel"
 
@@ -232,9 +268,11 @@ def test_sidecar_is_json_with_what_was_given(tmp_path):
     assert set(sidecar["sha256"]) == {"caffemodel", "solverstate"}
 
 
-def test_hdf5_is_not_read():
-    with pytest.raises(NetError, match="BINARYPROTO"):
-        snapshot.read("s_iter_5.solverstate.h5")
+def test_the_format_of_a_solver_file():
+    param = caffe_pb2.SolverParameter()
+    assert snapshot.kind_of(param) is snapshot.BINARY
+    param.snapshot_format = caffe_pb2.SolverParameter.HDF5
+    assert snapshot.kind_of(param) is snapshot.HDF5
 
 
 def test_folder_is_made(tmp_path):

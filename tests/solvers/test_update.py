@@ -1,15 +1,14 @@
-"""The update as a schedule: clipping, averaging, what it touches, and the history in files."""
+"""Updates as schedules: formulas, clipping, averaging, what is touched, history, and the fields of each type."""
 
 import numpy as np
 import pytest
+from update_formulas import HISTORIES, OPTIONS, corrected, fields, step
 
 from blobmem.devices import HOST, SimulatedDevice
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.memory import Side
 from blobmem.net import Net
-from blobmem.proto import caffe_pb2
-from blobmem.proto.arrays import fill_blob
-from blobmem.solvers import SGD, updater_for
+from blobmem.solvers import SGD, AdaDelta, AdaGrad, Adam, Nesterov, RMSProp, updater_for
 from blobmem.solvers.update import is_untouched
 
 NET = """
@@ -45,24 +44,30 @@ def values(net):
     return {entry.blob.name: entry.blob.cpu_data().astype(np.float64) for entry in net.learnable}
 
 
+@pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("decay, sign", [("L2", lambda w: w), ("L1", np.sign)], ids=["L2", "L1"])
-def test_formula_with_everything_in_it(device, decay, sign):
+def test_formula_with_everything_in_it(device, decay, sign, kind):
     updater, net = make(
-        f'momentum: 0.9 weight_decay: 0.02 iter_size: 3 clip_gradients: 0.5 regularization_type: "{decay}"', device
+        f'{fields(kind)} weight_decay: 0.02 iter_size: 3 clip_gradients: 0.5 regularization_type: "{decay}"', device
     )
-    before = values(net)
-    history = dict.fromkeys(before, 0.0)
+    before, options = values(net), OPTIONS[kind]
+    history = {name: [0.0] * HISTORIES[kind] for name in before}
+    means = {name: options.get(name, 0.0) for name in ("momentum", "momentum2")}
     for iteration in range(3):
         gradients = give_gradients(net, iteration)
         norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
         assert updater.run(iteration) == pytest.approx(0.1)
         for name, rate, rate_of_decay in (("a/0", 0.1, 0.02), ("a/1", 0.2, 0.0)):
             gradient = gradients[name] * 0.5 / norm / 3 + rate_of_decay * sign(before[name])
-            history[name] = 0.9 * history[name] + rate * gradient
-            before[name] -= history[name]
+            rate = corrected(kind, rate, iteration, **means)
+            taken, history[name] = step(kind, gradient, history[name], rate, **options)
+            before[name] = before[name] - taken
     after = values(net)
     for name, expected in before.items():
-        np.testing.assert_allclose(after[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(after[name], expected, rtol=1e-5, atol=2e-6, err_msg=name)
+    for entry, blobs in zip(net.learnable[:2], updater.history[:2], strict=True):
+        for blob, expected in zip(blobs, history[entry.blob.name], strict=True):
+            np.testing.assert_allclose(blob.cpu_data(), expected, rtol=1e-4, atol=1e-7, err_msg=blob.name)
 
 
 def test_gradients_below_the_limit_are_not_clipped(device):
@@ -142,27 +147,49 @@ def test_float64():
     )
 
 
-# -------------------------------------------------------------------- files
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_frozen_parameter_stays_and_has_no_history(device, kind):
+    updater, net = make(f"{fields(kind)} weight_decay: 0.1", device)
+    before = values(net)
+    for iteration in range(2):
+        give_gradients(net)
+        updater.run(iteration)
+    after = values(net)
+    for name in ("frozen/0", "frozen/1"):
+        np.testing.assert_array_equal(after[name], before[name])
+    assert (after["a/0"] != before["a/0"]).all()
+    assert all(is_untouched(blob) for blobs in updater.history[2:] for blob in blobs)
 
 
-def state_of(updater):
-    state = caffe_pb2.SolverState()
-    updater.to_proto(state)
-    return state
+# -------------------------------------------------------------------- history to files and back
 
 
-def test_history_to_proto_and_back(device):
+def test_history_in_the_order_of_files(device):
+    updater, net = make(fields("Adam"), device)
+    for iteration in range(2):
+        give_gradients(net)
+        updater.run(iteration)
+    assert [blob.name for blob in updater.history[1]] == ["a/1/history", "a/1/history1"]
+    arrays, slots = updater.arrays(), updater.slots()
+    assert [array.shape for array in arrays] == [(5, 3), (5,), (2, 5), (2,)] * 2
+    assert [(slot.shape, slot.dtype) for slot in slots.arrays] == [(array.shape, np.float32) for array in arrays]
+    assert [slot.owner for slot in slots.arrays[4:6]] == ["parameter 0 of layer 'a'", "parameter 1 of layer 'a'"]
+    assert slots.whose == "the 4 parameters of net '' (TRAIN) under Adam"
+    np.testing.assert_array_equal(arrays[1], updater.history[1][0].cpu_data())
+    np.testing.assert_array_equal(arrays[5], updater.history[1][1].cpu_data())
+    assert (arrays[5] > 0).all()
+
+
+def test_history_out_and_back(device):
     updater, net = make("momentum: 0.9 gamma: 0.5 stepvalue: 1", device)
     updater.param.lr_policy = "multistep"
     for iteration in range(3):
         give_gradients(net)
         updater.run(iteration)
-    state = state_of(updater)
-    assert state.current_step == 1
-    assert [tuple(blob.shape.dim) for blob in state.history] == [(5, 3), (5,), (2, 5), (2,)]
+    arrays = updater.arrays()
     assert is_untouched(updater.history[2][0])
     other, _ = make("momentum: 0.9", device)
-    other.load(state, other.parse(state, "f"))
+    other.load(1, arrays)
     assert other.rate.current_step == 1
     np.testing.assert_array_equal(other.history[0][0].cpu_data(), updater.history[0][0].cpu_data())
     assert is_untouched(other.history[2][0])
@@ -170,18 +197,18 @@ def test_history_to_proto_and_back(device):
 
 def test_loading_zeros_over_a_history(device):
     updater, net = make("momentum: 0.9", device)
-    empty = state_of(updater)
+    empty = updater.arrays()
     give_gradients(net)
     updater.run(0)
-    updater.load(empty, updater.parse(empty, "f"))
+    updater.load(0, empty)
     np.testing.assert_array_equal(updater.history[0][0].cpu_data(), 0)
 
 
 def test_a_restored_history_still_moves_a_frozen_parameter(device):
     updater, net = make("momentum: 0.5", device)
-    state = state_of(updater)
-    fill_blob(state.history[3], np.ones(2, np.float32))
-    updater.load(state, updater.parse(state, "f"))
+    arrays = updater.arrays()
+    arrays[3] = np.ones(2, np.float32)
+    updater.load(0, arrays)
     before = values(net)
     give_gradients(net)
     updater.run(0)
@@ -189,54 +216,69 @@ def test_a_restored_history_still_moves_a_frozen_parameter(device):
     np.testing.assert_array_equal(values(net)["frozen/0"], before["frozen/0"])
 
 
-def test_legacy_shapes_fit():
-    updater, _ = make()
-    state = state_of(updater)
-    for proto, shape in zip(state.history, [(1, 1, 5, 3), (1, 1, 1, 5), (1, 1, 2, 5), (1, 1, 1, 2)], strict=True):
-        proto.ClearField("shape")
-        proto.num, proto.channels, proto.height, proto.width = shape
-    assert [array.shape for array in updater.parse(state, "f")] == [(5, 3), (5,), (2, 5), (2,)]
-
-
-def test_wrong_number_of_arrays():
-    updater, _ = make()
-    state = state_of(updater)
-    del state.history[2:]
-    with pytest.raises(NetError, match=r"f: 2 history arrays, expected 4 for the 4 parameters"):
-        updater.parse(state, "f")
-
-
-@pytest.mark.parametrize("index, name", [(1, "parameter 1 of layer 'a'"), (2, "parameter 0 of layer 'frozen'")])
-def test_wrong_shape_names_the_parameter(index, name):
-    updater, _ = make()
-    state = state_of(updater)
-    fill_blob(state.history[index], np.zeros(77, np.float32))
-    with pytest.raises(NetError, match=rf"f: history of {name}: shape \(77,\)"):
-        updater.parse(state, "f")
-
-
-def test_missing_values_name_the_parameter():
-    updater, _ = make()
-    state = state_of(updater)
-    del state.history[0].data[3:]
-    with pytest.raises(NetError, match="f: history of parameter 0 of layer 'a': .*3 values"):
-        updater.parse(state, "f")
-    del state.history[0].data[:]
-    with pytest.raises(NetError, match="f: history of parameter 0 of layer 'a': it has no values"):
-        updater.parse(state, "f")
+# -------------------------------------------------------------------- fields
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "text, message",
     [
         ('regularization_type: "L3"', "regularization_type: expected L1 or L2, got 'L3'"),
         ("iter_size: 0", "iter_size: expected 1 or more, got 0"),
-        ('type: "Newton"', "type: expected one of .*SGD.*; got 'Newton'"),
+        ('type: "Newton"', "type: expected one of AdaDelta, AdaGrad, Adam, Nesterov, RMSProp, SGD; got 'Newton'"),
+        ('type: "AdaGrad" momentum: 0.9', "momentum: expected none, as AdaGrad has no use for it, got 0.9"),
+        ('type: "RMSProp" momentum: 0.9', "momentum: expected none, as RMSProp has no use for it, got 0.9"),
+        ('type: "RMSProp" rms_decay: 1', "rms_decay: expected 0 or more and below 1, got 1"),
+        ('type: "RMSProp" rms_decay: -0.1', "rms_decay: expected 0 or more and below 1, got -0.1"),
+        ('type: "AdaDelta" momentum: 1.5', "momentum: expected 0 or more and below 1, got 1.5"),
+        ('type: "Adam" momentum: 1', "momentum: expected 0 or more and below 1, got 1"),
+        ('type: "Adam" momentum: nan', "momentum: expected 0 or more and below 1, got nan"),
+        ('type: "Adam" momentum2: 1', "momentum2: expected 0 or more and below 1, got 1"),
+        ('type: "AdaGrad" delta: -1', "delta: expected 0 or more, got -1"),
     ],
+    ids=lambda value: value.replace(" ", "") if ":" in value and "expected" not in value else "",
 )
-def test_wrong_fields(fields, message):
+def test_wrong_fields(text, message):
     with pytest.raises(NetError, match=message):
-        make(fields)
+        make(text)
+
+
+def test_a_wrong_field_names_the_file(tmp_path):
+    (tmp_path / "solver.prototxt").write_text(FIELDS + 'type: "AdaGrad" momentum: 0.5')
+    with pytest.raises(NetError, match=r"solver\.prototxt: momentum: expected none"):
+        updater_for(tmp_path / "solver.prototxt", Net(NET, 0))
+
+
+@pytest.mark.parametrize(
+    "kind, expected",
+    [
+        ("Adam", {"momentum": 0.0, "momentum2": 0.999, "delta": 1e-8}),
+        ("RMSProp", {"rms_decay": 0.99, "delta": 1e-8}),
+        ("AdaGrad", {"delta": 1e-8}),
+    ],
+    ids=["adam", "rmsprop", "adagrad"],
+)
+def test_defaults_are_caffes(kind, expected):
+    updater, net = make(f'type: "{kind}"')
+    attributes = updater.attributes(net.learnable[0], 0.1, 1.0, 0)
+    assert {name: attributes[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "old, cls",
+    [("SGD", SGD), ("NESTEROV", Nesterov), ("ADAGRAD", AdaGrad), ("RMSPROP", RMSProp), ("ADADELTA", AdaDelta),
+     ("ADAM", Adam)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_types_of_old_files(old, cls):
+    assert type(make(f"solver_type: {old}")[0]) is cls
+
+
+@pytest.mark.parametrize("iteration", [0, 9, 2**31 - 2])
+def test_the_rate_of_adam_follows_the_iteration(iteration):
+    updater, net = make('type: "Adam" momentum: 0.5 momentum2: 0.75')
+    attributes = updater.attributes(net.learnable[1], 0.1, 1.0, iteration)
+    t = iteration + 1
+    assert attributes["rate"] == pytest.approx(0.2 * np.sqrt(1 - 0.75**t) / (1 - 0.5**t), rel=1e-12)
 
 
 def test_updater_for_gives_the_class_of_the_type():

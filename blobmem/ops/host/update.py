@@ -1,11 +1,17 @@
-"""What solvers do to parameters."""
+"""What solvers do to parameters.
+
+In every update g = scale * diff + decay * pull, where the pull is data itself for "L2" and its sign for "L1"; diff
+stays as it is. Each is one pass over its arrays.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from blobmem.ops.host.channels import spread_of
-from blobmem.ops.host.compiled import kernel
+from blobmem.ops.host.compiled import kernel, part
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.registry import op
 
@@ -14,40 +20,145 @@ _PARTS = 64
 _RUN = 4096
 
 
+@part
+def _gradient(t, diff, value, decay, l1, scale):
+    """scale * diff + decay * pull; the pull is the value itself, or with `l1` its sign."""
+    sign = t(1) if value > 0 else (t(-1) if value < 0 else t(0))
+    return diff * t(scale) + t(decay) * (sign if l1 else value)
+
+
 @kernel
-def _sgd(start, stop, diff, data, history, rate, momentum, decay, l1, scale):
-    """Elements [start, stop)."""
+def _sgd(start, stop, diff, data, history, l1, decay, scale, rate, momentum):
     t = diff.dtype.type
     diffs, values, steps = diff[start:stop], data[start:stop], history[start:stop]
     for i in range(diffs.size):
-        value = values[i]
-        sign = t(1) if value > 0 else (t(-1) if value < 0 else t(0))
-        pull = sign if l1 else value
-        step = t(momentum) * steps[i] + t(rate) * (diffs[i] * t(scale) + t(decay) * pull)
+        step = t(momentum) * steps[i] + t(rate) * _gradient(t, diffs[i], values[i], decay, l1, scale)
         steps[i] = step
-        values[i] = value - step
+        values[i] -= step
+
+
+@kernel
+def _nesterov(start, stop, diff, data, history, l1, decay, scale, rate, momentum):
+    t = diff.dtype.type
+    diffs, values, steps = diff[start:stop], data[start:stop], history[start:stop]
+    for i in range(diffs.size):
+        before = steps[i]
+        step = t(momentum) * before + t(rate) * _gradient(t, diffs[i], values[i], decay, l1, scale)
+        steps[i] = step
+        values[i] -= (t(1) + t(momentum)) * step - t(momentum) * before
+
+
+@kernel
+def _adagrad(start, stop, diff, data, history, l1, decay, scale, rate, delta):
+    t = diff.dtype.type
+    diffs, values, squares = diff[start:stop], data[start:stop], history[start:stop]
+    for i in range(diffs.size):
+        gradient = _gradient(t, diffs[i], values[i], decay, l1, scale)
+        square = squares[i] + gradient * gradient
+        squares[i] = square
+        values[i] -= t(rate) * (gradient / (math.sqrt(square) + t(delta)))
+
+
+@kernel
+def _rmsprop(start, stop, diff, data, history, l1, decay, scale, rate, rms_decay, delta):
+    t = diff.dtype.type
+    diffs, values, squares = diff[start:stop], data[start:stop], history[start:stop]
+    for i in range(diffs.size):
+        gradient = _gradient(t, diffs[i], values[i], decay, l1, scale)
+        square = t(rms_decay) * squares[i] + (t(1) - t(rms_decay)) * (gradient * gradient)
+        squares[i] = square
+        values[i] -= t(rate) * (gradient / (math.sqrt(square) + t(delta)))
+
+
+@kernel
+def _adadelta(start, stop, diff, data, gradients, updates, l1, decay, scale, rate, momentum, delta):
+    t = diff.dtype.type
+    keep, take = t(momentum), t(1) - t(momentum)
+    diffs, values, squares, moves = diff[start:stop], data[start:stop], gradients[start:stop], updates[start:stop]
+    for i in range(diffs.size):
+        gradient = _gradient(t, diffs[i], values[i], decay, l1, scale)
+        square = keep * squares[i] + take * (gradient * gradient)
+        squares[i] = square
+        update = gradient * math.sqrt((moves[i] + t(delta)) / (square + t(delta)))
+        moves[i] = keep * moves[i] + take * (update * update)
+        values[i] -= t(rate) * update
+
+
+@kernel
+def _adam(start, stop, diff, data, first, second, l1, decay, scale, rate, momentum, momentum2, delta):
+    t = diff.dtype.type
+    diffs, values, means, squares = diff[start:stop], data[start:stop], first[start:stop], second[start:stop]
+    for i in range(diffs.size):
+        gradient = _gradient(t, diffs[i], values[i], decay, l1, scale)
+        mean = t(momentum) * means[i] + (t(1) - t(momentum)) * gradient
+        square = t(momentum2) * squares[i] + (t(1) - t(momentum2)) * (gradient * gradient)
+        means[i] = mean
+        squares[i] = square
+        values[i] -= t(rate) * (mean / (math.sqrt(square) + t(delta)))
+
+
+def _update(kernel, arrays, regularization, *numbers):
+    """Run a kernel over all elements of arrays of one shape."""
+    flat = [array.reshape(-1) for array in arrays]
+    parallel_for(kernel, flat[0].size, *flat, regularization == "L1", *map(float, numbers), grain=_GRAIN)
 
 
 @op
-def sgd_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, rate: float, momentum: float, decay: float,
-               regularization: str, scale: float) -> None:  # fmt: skip
-    """history = momentum * history + rate * (scale * diff + decay * pull); data -= history.
+def sgd_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, decay: float, regularization: str,
+               scale: float, rate: float, momentum: float) -> None:  # fmt: skip
+    """history = momentum * history + rate * g; data -= history."""
+    _update(_sgd, (diff, data, history), regularization, decay, scale, rate, momentum)
 
-    The pull is data itself for "L2", its sign for "L1". diff stays as it is.
-    """
-    parallel_for(_sgd, diff.size, diff.reshape(-1), data.reshape(-1), history.reshape(-1), float(rate), float(momentum),
-                 float(decay), regularization == "L1", float(scale), grain=_GRAIN)  # fmt: skip
+
+@op
+def nesterov_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, decay: float, regularization: str,
+                    scale: float, rate: float, momentum: float) -> None:  # fmt: skip
+    """As `sgd_update`, but data -= (1 + momentum) * history - momentum * old history: the step is taken back, and
+    taken further from where the gradient is known (Nesterov 1983, in the form of Sutskever et al. 2013)."""
+    _update(_nesterov, (diff, data, history), regularization, decay, scale, rate, momentum)
+
+
+@op
+def adagrad_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, decay: float, regularization: str,
+                   scale: float, rate: float, delta: float) -> None:  # fmt: skip
+    """history += g^2; data -= rate * g / (sqrt(history) + delta) (Duchi et al. 2011)."""
+    _update(_adagrad, (diff, data, history), regularization, decay, scale, rate, delta)
+
+
+@op
+def rmsprop_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, decay: float, regularization: str,
+                   scale: float, rate: float, rms_decay: float, delta: float) -> None:  # fmt: skip
+    """history = rms_decay * history + (1 - rms_decay) * g^2; data -= rate * g / (sqrt(history) + delta) (Tieleman and
+    Hinton 2012)."""
+    _update(_rmsprop, (diff, data, history), regularization, decay, scale, rate, rms_decay, delta)
+
+
+@op
+def adadelta_update(diff: np.ndarray, data: np.ndarray, gradients: np.ndarray, updates: np.ndarray, *, decay: float,
+                    regularization: str, scale: float, rate: float, momentum: float, delta: float) -> None:  # fmt: skip
+    """gradients = momentum * gradients + (1 - momentum) * g^2; u = g * sqrt((updates + delta) / (gradients + delta));
+    updates = momentum * updates + (1 - momentum) * u^2; data -= rate * u (Zeiler 2012)."""
+    _update(_adadelta, (diff, data, gradients, updates), regularization, decay, scale, rate, momentum, delta)
+
+
+@op
+def adam_update(diff: np.ndarray, data: np.ndarray, first: np.ndarray, second: np.ndarray, *, decay: float,
+                regularization: str, scale: float, rate: float, momentum: float, momentum2: float,
+                delta: float) -> None:  # fmt: skip
+    """first = momentum * first + (1 - momentum) * g; second = momentum2 * second + (1 - momentum2) * g^2;
+    data -= rate * first / (sqrt(second) + delta) (Kingma and Ba 2015; the rate has the correction in it)."""
+    _update(_adam, (diff, data, first, second), regularization, decay, scale, rate, momentum, momentum2, delta)
 
 
 @kernel
 def _sum_squares(start, stop, x, parts):
     """Of parts [start, stop) of about equal length."""
-    for part in range(start, stop):
-        end = x.size * (part + 1) // parts.size
+    for index in range(start, stop):
+        end = x.size * (index + 1) // parts.size
         total = 0.0
-        for first in range(x.size * part // parts.size, end, _RUN):
+        for first in range(x.size * index // parts.size, end, _RUN):
             total += spread_of(x[first : min(first + _RUN, end)], 0.0)
-        parts[part] = total
+        parts[index] = total
 
 
 def sum_of_squares(x: np.ndarray) -> float:
