@@ -76,29 +76,36 @@ def run(args: argparse.Namespace, output: Output) -> int:
 # ---------------------------------------------------------------- input
 
 
+SOURCES = {
+    "Data": "data_param", "ImageData": "image_data_param", "WindowData": "window_data_param",
+    "HDF5Data": "hdf5_data_param",
+}  # fmt: skip
+"""Layer type -> its message, whose `source` may be absent."""
+
+
 def _replace_absent_data(
     spec: Spec, shapes: Mapping[str, tuple[int, ...]], args: argparse.Namespace, output: Output
 ) -> None:
-    """Put Input layers in place of Data layers that cannot be read but have a known shape, or are given one."""
+    """Put Input layers in place of data layers that cannot be read but have a known shape, or are given one."""
+    from blobmem.cli import nets
     from blobmem.net.graph import included, net_state
 
     given = dict(args.input_shape)
     state = net_state(spec.phase, spec.level, spec.stages)
+    absent = []
     for layer in spec.model.layer:
-        name, source = (layer.top[0] if layer.top else ""), layer.data_param.source
-        absent = name in given or not os.path.isdir(source)
-        if layer.type == "Data" and name in shapes and absent and included(layer, state):
-            _make_input(layer, shapes[name])
-            output.note(f"layer '{layer.name}': random input in place of {source or 'its database'}")
-
-
-def _make_input(layer: Any, item: tuple[int, ...]) -> None:
-    """Turn a Data layer into an Input layer of the same tops."""
-    batch, crop = layer.data_param.batch_size, layer.transform_param.crop_size
-    layer.type = "Input"
-    layer.input_param.shape.add(dim=(batch, item[0], crop, crop) if crop else (batch, *item))
-    for _ in layer.top[1:]:
-        layer.input_param.shape.add(dim=(batch,))
+        if layer.type in SOURCES and layer.top and layer.top[0] in shapes and included(layer, state):
+            source = getattr(layer, SOURCES[layer.type]).source
+            if layer.top[0] in given or not os.path.exists(source):
+                absent.append((layer, source))
+    if not absent:
+        return
+    probe = nets.build(spec, input_shapes={layer.top[0]: shapes[layer.top[0]] for layer, _ in absent})
+    for layer, source in absent:
+        layer.type = "Input"
+        for name in layer.top:
+            layer.input_param.shape.add(dim=probe.blobs[name].shape)
+        output.note(f"layer '{layer.name}': random input in place of {source or 'its data'}")
 
 
 def _fill_inputs(net: Net) -> None:

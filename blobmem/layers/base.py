@@ -56,6 +56,7 @@ class Context:
     source: str = ""
     dtype: Any = np.float32
     input_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    skip_damaged: bool = False  # data sources leave out records that cannot be read, instead of stopping
 
 
 class Params(list[Blob]):

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
 
@@ -49,7 +50,8 @@ class Eltwise(Layer):
         if self.operation == _PROD and top[0] in bottom:
             raise self.error("top", "another blob than its bottoms, whose values the gradient needs", top[0].name)
         dy = read_diff(top[0])
-        for index, blob in enumerate(bottom):
+        # in place, the gradient of the bottom that is the top comes last: it replaces dy
+        for index, blob in sorted(enumerate(bottom), key=lambda item: item[1] is top[0]):
             if not propagate_down[index]:
                 continue
             dx = overwrite_diff(blob)
@@ -72,6 +74,8 @@ class Concat(Layer):
     bottoms = (1, None)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        if len(bottom) > 1:
+            refuse_in_place(self)
         options = self.param.concat_param
         if options.HasField("axis") and options.HasField("concat_dim"):
             raise self.error("concat_dim", "axis alone; concat_dim is its old name")
@@ -114,6 +118,8 @@ class Slice(Layer):
     tops = (1, None)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        if len(top) > 1:
+            refuse_in_place(self)
         options = self.param.slice_param
         if options.HasField("axis") and options.HasField("slice_dim"):
             raise self.error("slice_dim", "axis alone; slice_dim is its old name")

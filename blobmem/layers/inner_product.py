@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, accumulate_diff, call, overwrite, overwrite_diff, read, read_diff
 
@@ -16,6 +17,7 @@ class InnerProduct(Layer):
     type = "InnerProduct"
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        refuse_in_place(self)
         options = self.param.inner_product_param
         self.axis = self.axis_of(bottom[0], options.axis, "axis")
         self.outputs, self.size = int(options.num_output), bottom[0].count_of(self.axis)

@@ -1,11 +1,12 @@
-"""Softmax, and the losses."""
+"""Softmax and its loss, and what all losses share."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.checks import refuse_gradient, refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
 from blobmem.proto import caffe_pb2
@@ -14,6 +15,46 @@ from blobmem.proto import caffe_pb2
 def around(blob: Blob, axis: int) -> tuple[int, int, int]:
     """The shape as (outer, axis, inner)."""
     return (blob.count_of(0, axis), blob.shape[axis], blob.count_of(axis + 1))
+
+
+class Loss(Layer):
+    """A number, of weight 1 unless the prototxt gives another. Bottoms without a gradient are labels."""
+
+    bottoms = (2, 2)
+    is_loss = True
+    propagates: ClassVar[tuple[bool, ...]] = (True, False)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        refuse_in_place(self)
+        for index in range(len(bottom)):
+            if not self.can_propagate(index):
+                refuse_gradient(self, index, "labels")
+
+    def normalization(self, default: str) -> dict[str, Any]:
+        """What loss_param says, as attributes of ops: `ignore_label` (None: none) and the mode, or else `default`.
+
+        `normalize`, which `normalization` replaced, is VALID when true and BATCH_SIZE when false.
+        """
+        options = self.param.loss_param
+        mode = default
+        if options.HasField("normalization"):
+            mode = caffe_pb2.LossParameter.NormalizationMode.Name(options.normalization)
+        elif options.HasField("normalize"):
+            mode = "VALID" if options.normalize else "BATCH_SIZE"
+        ignore = options.ignore_label if options.HasField("ignore_label") else None
+        return {"ignore_label": ignore, "normalization": mode}
+
+    def label_shape(self, bottom: Sequence[Blob], outer: int, inner: int = 1) -> tuple[int, int]:
+        """The labels' shape, (outer, inner). Raises NetError unless there are as many."""
+        if bottom[1].count != outer * inner:
+            wanted = f"{outer * inner} labels, one for each prediction of {bottom[0].describe()}"
+            raise self.error("bottom", wanted, bottom[1].describe())
+        return (outer, inner)
+
+
+def rows(blob: Blob) -> tuple[int, int]:
+    """The shape as (batch, values of an item)."""
+    return (blob.shape[0], blob.count_of(1)) if blob.shape else (1, 1)
 
 
 @register_layer
@@ -36,40 +77,25 @@ class Softmax(Layer):
 
 
 @register_layer
-class SoftmaxWithLoss(Layer):
+class SoftmaxWithLoss(Loss):
     """Mean of -log softmax(x)[label], over what `normalization` counts. A second top takes the probabilities."""
 
     type = "SoftmaxWithLoss"
-    bottoms = (2, 2)
     tops = (1, 2)
-    is_loss = True
-    propagates = (True, False)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        options = self.param.loss_param
-        names = caffe_pb2.LossParameter.NormalizationMode
-        normalization = names.Name(options.normalization)
-        if not options.HasField("normalization") and options.HasField("normalize"):
-            normalization = "VALID" if options.normalize else "BATCH_SIZE"
-        ignore = options.ignore_label if options.HasField("ignore_label") else None
-        self.attributes = {"ignore_label": ignore, "normalization": normalization}
+        super().setup(bottom, top)
+        self.attributes = self.normalization("VALID") | {"layer": self.name}
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         axis = self.axis_of(bottom[0], self.param.softmax_param.axis, "axis")
         outer, _, inner = self.folded = around(bottom[0], axis)
-        if bottom[1].count != outer * inner:
-            raise self.error(
-                "bottom",
-                f"{outer * inner} labels, one for each prediction of {bottom[0].describe()}",
-                bottom[1].describe(),
-            )
-        self.labels = (outer, inner)
+        self.labels = self.label_shape(bottom, outer, inner)
         top[0].reshape()
+        prob = self.internal_blob("prob", bottom[0].shape)
         if len(top) > 1:
             top[1].reshape_like(bottom[0])
-        self.internal_blob("prob", bottom[0].shape)
-        if len(top) > 1:
-            top[1].share_data(self.internal["prob"])
+            top[1].share_data(prob)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         yield call(
@@ -78,40 +104,8 @@ class SoftmaxWithLoss(Layer):
         )  # fmt: skip
 
     def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
-        if len(propagate_down) > 1 and self.param.propagate_down and self.param.propagate_down[1]:
-            raise self.error("propagate_down", "false for the labels, which have no gradient", "true")
         if propagate_down[0]:
             yield call(
                 "softmax_loss_backward", read(self.internal["prob"], self.folded), read(bottom[1], self.labels),
                 read_diff(top[0]), overwrite_diff(bottom[0], self.folded), **self.attributes,
             )  # fmt: skip
-
-
-@register_layer
-class EuclideanLoss(Layer):
-    """Sum of squared differences over twice the batch."""
-
-    type = "EuclideanLoss"
-    bottoms = (2, 2)
-    is_loss = True
-
-    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        if bottom[0].count_of(1) != bottom[1].count_of(1) or bottom[0].shape[:1] != bottom[1].shape[:1]:
-            raise self.error("bottom", f"as many values as {bottom[0].describe()}", bottom[1].describe())
-        top[0].reshape()
-        self.folded = (bottom[0].shape[0] if bottom[0].shape else 1, math.prod(bottom[0].shape[1:]))
-        self.internal_blob("difference", self.folded)
-
-    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
-        yield call(
-            "euclidean_loss_forward", read(bottom[0], self.folded), read(bottom[1], self.folded),
-            overwrite(self.internal["difference"]), overwrite(top[0]),
-        )  # fmt: skip
-
-    def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
-        for blob, sign, wanted in zip(bottom, (1.0, -1.0), propagate_down, strict=True):
-            if wanted:
-                yield call(
-                    "euclidean_loss_backward", read(self.internal["difference"]), read_diff(top[0]),
-                    overwrite_diff(blob, self.folded), sign=sign,
-                )  # fmt: skip

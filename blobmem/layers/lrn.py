@@ -15,7 +15,7 @@ from blobmem.proto import caffe_pb2
 class LRN(Layer):
     """y = x / (k + alpha / n * sum of squares over a window of n) ** beta, after Krizhevsky et al. 2012, section 3.3.
 
-    Within channels the window is n x n in the plane and k is 1.
+    Within channels the window is n x n in the plane and k is 1. In place the bottom is kept: its neighbours need it.
     """
 
     type = "LRN"
@@ -38,15 +38,21 @@ class LRN(Layer):
             raise self.error("bottom", "4 axes (batch, channels, height, width)", bottom[0].describe())
         top[0].reshape_like(bottom[0])
         self.internal_blob("scale", bottom[0].shape)
+        if top[0] is bottom[0]:
+            self.internal_blob("bottom", bottom[0].shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         op = "lrn_within_forward" if self.within else "lrn_forward"
         saved = overwrite(self.internal["scale"]) if self.keeps_state else None
-        yield call(op, read(bottom[0]), overwrite(top[0]), saved, **self.attributes)
+        if "bottom" in self.internal:
+            yield call("copy", read(bottom[0]), overwrite(self.internal["bottom"]))
+        x = self.internal.get("bottom", bottom[0])
+        yield call(op, read(x), overwrite(top[0]), saved, **self.attributes)
 
     def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
         if propagate_down[0]:
+            x = self.internal.get("bottom", bottom[0])
             yield call(
-                "lrn_within_backward" if self.within else "lrn_backward", read(bottom[0]), read(top[0]),
+                "lrn_within_backward" if self.within else "lrn_backward", read(x), read(top[0]),
                 read(self.internal["scale"]), read_diff(top[0]), overwrite_diff(bottom[0]), **self.attributes,
             )  # fmt: skip

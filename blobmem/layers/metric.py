@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.checks import refuse_in_place
 from blobmem.layers.loss import around
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, read
@@ -21,10 +22,12 @@ class Accuracy(Layer):
     propagates = (False,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        refuse_in_place(self)
         options = self.param.accuracy_param
         self.attributes: dict[str, Any] = {
             "top_k": options.top_k,
             "ignore_label": options.ignore_label if options.HasField("ignore_label") else None,
+            "layer": self.name,
         }
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
@@ -54,14 +57,15 @@ class ArgMax(Layer):
     propagates = (False,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        refuse_in_place(self)
         options = self.param.argmax_param
         self.axis = self.axis_of(bottom[0], options.axis, "axis") if options.HasField("axis") else None
         self.top_k, self.values = options.top_k, options.out_max_val
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         size = bottom[0].count_of(1) if self.axis is None else bottom[0].shape[self.axis]
         if not 1 <= self.top_k <= size:
             raise self.error("top_k", f"1 to {size}", self.top_k)
-
-    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if self.axis is None:
             # Caffe keeps at least three axes here
             dims = [1] * max(bottom[0].num_axes, 3)

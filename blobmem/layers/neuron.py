@@ -25,39 +25,68 @@ class Neuron(Layer):
             yield call("copy", read(bottom[0]), overwrite(kept))
 
 
-@register_layer
-class ReLU(Neuron):
-    """y = x where positive, negative_slope * x elsewhere."""
+class OfInput(Neuron):
+    """Neurons whose gradient is a function of their input, which is kept if it is overwritten in place.
 
-    type = "ReLU"
+    Attributes:
+        op: their ops are {op}_forward(x, y) and {op}_backward(x, dy, dx).
+        attributes: of both ops.
+        output_will_do: the backward op works as well with y for x, so that nothing has to be kept.
+    """
+
+    op = ""
+    output_will_do = False
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        self.slope = self.param.relu_param.negative_slope
+        self.attributes: dict[str, Any] = {}
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        super().reshape(bottom, top)
+        if top[0] is bottom[0] and not self.output_will_do:
+            self.internal_blob("bottom", bottom[0].shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
-        yield call("relu_forward", read(bottom[0]), overwrite(top[0]), slope=self.slope)
+        yield from self.keep_bottom(bottom)
+        yield call(f"{self.op}_forward", read(bottom[0]), overwrite(top[0]), **self.attributes)
 
     def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
         if propagate_down[0]:
-            dx = overwrite_diff(bottom[0])
-            yield call("relu_backward", read(bottom[0]), read_diff(top[0]), dx, slope=self.slope)
+            x = read(self.internal.get("bottom", bottom[0]))
+            yield call(f"{self.op}_backward", x, read_diff(top[0]), overwrite_diff(bottom[0]), **self.attributes)
 
 
-class _OfOutput(Neuron):
-    """Neurons whose gradient is a function of their output."""
+class OfOutput(Neuron):
+    """Neurons whose gradient is a function of their output: ops {op}_forward(x, y) and {op}_backward(y, dy, dx)."""
 
     op = ""
 
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        self.attributes: dict[str, Any] = {}
+
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
-        yield call(f"{self.op}_forward", read(bottom[0]), overwrite(top[0]))
+        yield call(f"{self.op}_forward", read(bottom[0]), overwrite(top[0]), **self.attributes)
 
     def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
         if propagate_down[0]:
-            yield call(f"{self.op}_backward", read(top[0]), read_diff(top[0]), overwrite_diff(bottom[0]))
+            y, dy = read(top[0]), read_diff(top[0])
+            yield call(f"{self.op}_backward", y, dy, overwrite_diff(bottom[0]), **self.attributes)
 
 
 @register_layer
-class Sigmoid(_OfOutput):
+class ReLU(OfInput):
+    """y = x where positive, negative_slope * x elsewhere."""
+
+    type = "ReLU"
+    op = "relu"
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        slope = self.param.relu_param.negative_slope
+        self.attributes = {"slope": slope}
+        self.output_will_do = slope >= 0
+
+
+@register_layer
+class Sigmoid(OfOutput):
     """y = 1 / (1 + exp(-x))."""
 
     type = "Sigmoid"
@@ -65,7 +94,7 @@ class Sigmoid(_OfOutput):
 
 
 @register_layer
-class TanH(_OfOutput):
+class TanH(OfOutput):
     """y = tanh(x)."""
 
     type = "TanH"

@@ -58,6 +58,8 @@ class BatchNorm(Layer):
             self.internal_blob("inverse_std", (self.channels,))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
+        if not bottom[0].count:
+            return  # no items, no statistics: the running ones stay as they are
         x, y = read(bottom[0], self.folded), overwrite(top[0], self.folded)
         if self.use_global:
             yield call("batch_norm_inference", x, y, *map(read, self.blobs), eps=self.eps)
@@ -71,7 +73,7 @@ class BatchNorm(Layer):
         yield call("batch_norm_forward", x, y, *internal, *running, eps=self.eps, fraction=self.fraction)
 
     def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
-        if not propagate_down[0]:
+        if not propagate_down[0] or not bottom[0].count:
             return
         dy, dx = read_diff(top[0], self.folded), overwrite_diff(bottom[0], self.folded)
         if self.use_global:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from blobmem.layers.base import TRAIN, Layer, register_layer
+from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
 from blobmem.proto import caffe_pb2
@@ -25,6 +26,7 @@ class Pooling(Layer):
     tops = (1, 2)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        refuse_in_place(self)
         options = self.param.pooling_param
         self.method = options.pool
         self.is_global = options.global_pooling
@@ -65,8 +67,8 @@ class Pooling(Layer):
         kernel, stride, pad = self.kernel[axis], self.stride[axis], self.pad[axis]
         steps = (size + 2 * pad - kernel) / stride
         result = (math.ceil(steps) if self.ceil else math.floor(steps)) + 1
-        # with padding, the last window must start inside the image or its padding on the left
-        if pad and (result - 1) * stride >= size + pad:
+        # with padding, on either axis, the last window must start inside the image or its padding on the left
+        if self.pad != (0, 0) and (result - 1) * stride >= size + pad:
             result -= 1
         return result
 

@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 
 from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 
 
 class _Alias(Layer):
-    def check_blob_counts(self) -> None:
-        super().check_blob_counts()
-        if self.param.top[0] == self.param.bottom[0]:
-            raise self.error("top", "another name than the bottom's, since its shape differs", self.param.top[0])
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        refuse_in_place(self)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         top[0].reshape(self.shape_of(bottom[0]))
@@ -65,10 +64,14 @@ class Reshape(_Alias):
                 dims[i] = bottom.shape[start + i]
         total = math.prod(replaced)
         if -1 in dims:
-            known = math.prod(dim for dim in dims if dim != -1)
-            if not known or total % known:
+            known, values = math.prod(dim for dim in dims if dim != -1), total
+            if not known and dims.count(0) == replaced.count(0):
+                # nothing in the blob: the axes that are 0 stay so, and the others say what is left
+                known = math.prod(dim for dim in dims if dim > 0)
+                values = math.prod(dim for dim in replaced if dim > 0)
+            if not known or values % known:
                 raise self.error("shape", f"dimensions that divide {total} values evenly", list(options.shape.dim))
-            dims[dims.index(-1)] = total // known
+            dims[dims.index(-1)] = values // known
         if math.prod(dims) != total:
             raise self.error("shape", f"{total} values as {replaced} has", list(options.shape.dim))
         return (*bottom.shape[:start], *dims, *bottom.shape[end:])

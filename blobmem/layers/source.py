@@ -1,4 +1,4 @@
-"""Layers without bottoms that need no file: Input, DummyData, MemoryData."""
+"""Layers without bottoms that need no file: Input, DummyData, MemoryData, Parameter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from blobmem.errors import BlobmemError
 from blobmem.layers.base import Layer, register_layer
 from blobmem.memory.blob import Blob
-from blobmem.ops.call import Call, call, overwrite, write
+from blobmem.ops.call import Call, accumulate_diff, call, overwrite, read, read_diff, write
 
 
 class Source(Layer):
@@ -135,3 +135,27 @@ class MemoryData(Source):
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         # `write`, so that nobody shares memory that is the user's
         yield call(self._next, *map(write, top))
+
+
+@register_layer
+class Parameter(Layer):
+    """A parameter as a blob, for layers that take as a bottom what they learn."""
+
+    type = "Parameter"
+    bottoms = (0, 0)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        self.add_param(tuple(self.param.parameter_param.shape.dim))
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        top[0].reshape_like(self.blobs[0])
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
+        # a copy: a layer may work in place on the top, and a parameter may come to live in another net's memory
+        yield call("copy", read(self.blobs[0]), overwrite(top[0]))
+
+    def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
+        if self.param_grads[0]:
+            # the gradient of a bias that is added to one row
+            dy, total = read_diff(top[0], (1, top[0].count)), accumulate_diff(self.blobs[0], (top[0].count,))
+            yield call("inner_product_backward_bias", dy, total)

@@ -15,7 +15,7 @@ from blobmem.proto.text import read_solver
 from blobmem.version import __version__
 
 ROOT = Path(__file__).parents[2]
-NAMES = [command.__name__.rsplit(".", 1)[1] for command in COMMANDS]
+NAMES = [command.__name__.rsplit(".", 1)[1].replace("_", "-") for command in COMMANDS]
 
 
 def raising(error):
@@ -36,7 +36,7 @@ def test_version(blobmem):
     assert (result.code, result.out) == (0, f"blobmem {__version__}\n")
 
 
-@pytest.mark.parametrize("name", [*NAMES, "convert mnist"])
+@pytest.mark.parametrize("name", [*NAMES, "convert mnist", "convert images", "convert csv"])
 def test_help_teaches(blobmem, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
     result = blobmem(*name.split(), "--help")

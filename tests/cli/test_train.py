@@ -62,7 +62,7 @@ def test_beginning_with_weights(blobmem, tiny):
     assert float(losses(result)["0"]) < float(trained["0"])
 
 
-def interrupt(monkeypatch, iteration, times):
+def interrupt(monkeypatch, iteration, times, number=signal.SIGINT):
     """Press Ctrl-C so many times in the report of an iteration."""
     report = train.Session._on_display
 
@@ -70,7 +70,7 @@ def interrupt(monkeypatch, iteration, times):
         report(session, display)
         if display.iteration == iteration:
             for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
 
     monkeypatch.setattr(train.Session, "_on_display", pressed)
 
@@ -86,6 +86,40 @@ def test_an_interrupt_ends_the_iteration_and_says_how_to_go_on(blobmem, tiny, mo
     assert result.err == f"blobmem: interrupted after iteration 5; {hint}\n"
     rest = losses(blobmem("train", "--solver", tiny.solver, "--snapshot", state))
     assert rest == {iteration: whole[iteration] for iteration in ("6", "8")}
+
+
+def test_hang_up_writes_a_snapshot_and_training_goes_on(blobmem, tiny, monkeypatch):
+    interrupt(monkeypatch, 4, 1, signal.SIGHUP)
+    result = blobmem("train", "--solver", tiny.solver)
+    assert result.code == 0 and [event["iteration"] for event in result.events("snapshot")] == ["5", "8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "effect", "code", "snapshots"),
+    [("sigint", "none", 0, ["8"]), ("sigint", "snapshot", 0, ["5", "8"]), ("sighup", "stop", 130, ["5"])],
+    ids=["none", "snapshot", "stop"],
+)
+def test_signals_have_the_effects_asked_for(blobmem, tiny, monkeypatch, name, effect, code, snapshots):
+    interrupt(monkeypatch, 4, 1, getattr(signal, name.upper()))
+    result = blobmem("train", "--solver", tiny.solver, f"--{name}-effect", effect)
+    assert result.code == code and [event["iteration"] for event in result.events("snapshot")] == snapshots
+
+
+def test_a_log_gets_every_event_on_a_terminal_too(blobmem, tiny, monkeypatch):
+    log = tiny.folder / "train.log"
+    whole = blobmem("train", "--solver", tiny.solver, "--log", log)
+    piped = [record["event"] for record in whole.records if record["event"] != "footprint"]
+    assert [line.split()[0].removeprefix("event=") for line in log.read_text().splitlines()] == piped
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    blobmem("train", "--solver", tiny.solver, "--log", log)
+    lines = log.read_text().splitlines()
+    assert len(lines) == 2 * len(piped), "a log is added to"
+    assert "event=train iteration=0 loss=" in log.read_text() and "waited=" in lines[-1]
+
+
+def test_a_log_that_cannot_be_written(blobmem, tiny):
+    result = blobmem("train", "--solver", tiny.solver, "--log", tiny.folder / "absent" / "train.log")
+    assert result.code == 1 and "train.log: No such file or directory" in result.err
 
 
 def test_a_second_interrupt_ends_at_once(blobmem, tiny, monkeypatch):

@@ -132,3 +132,53 @@ def test_what_does_not_fit_is_said(text, message):
 def test_dropout_in_a_test_net_is_the_identity():
     net = net_of('layer { name: "d" type: "Dropout" bottom: "x" top: "x" }', TEST)
     assert not net.compiled()[0].calls
+
+
+@pytest.mark.parametrize("layer, options, other", [
+    pytest.param('type: "Concat" bottom: "x" bottom: "x" top: "y"', "concat_param { concat_dim: 2 }",
+                 "concat_param { axis: -1 }", id="concat_dim"),
+    pytest.param('type: "Slice" bottom: "x" top: "y" top: "z"', "slice_param { slice_dim: 2 slice_point: 1 }",
+                 "slice_param { axis: 2 slice_point: 1 }", id="slice_dim"),
+])  # fmt: skip
+def test_the_old_name_of_an_axis(layer, options, other):
+    results = []
+    for given in (options, other):
+        net = net_of(f'layer {{ name: "l" {layer} {given} }}')
+        results.append(net.forward()["y"].copy())
+    np.testing.assert_array_equal(*results)
+    both = options.replace("}", "axis: 1 }")
+    with pytest.raises(NetError, match="expected axis alone"):
+        net_of(f'layer {{ name: "l" {layer} {both} }}')
+
+
+@pytest.mark.parametrize("dims, shape", [
+    pytest.param("dim: 0 dim: -1", (0, 12), id="an axis kept"),
+    pytest.param("dim: 0 dim: 2 dim: -1", (0, 2, 6), id="an axis divided"),
+    pytest.param("dim: -1 dim: 0 dim: 4", (0, 3, 4), id="items inferred"),
+    pytest.param("dim: 0 dim: 0 dim: 0", (0, 3, 4), id="all kept"),
+])  # fmt: skip
+def test_reshape_of_no_items(dims, shape):
+    net = net_of(f'layer {{ name: "r" type: "Reshape" bottom: "x" top: "y" reshape_param {{ shape {{ {dims} }} }} }}')
+    net.blobs["x"].reshape(0, 3, 4)
+    net.forward()
+    assert net.blobs["y"].shape == shape
+
+
+def test_a_reshape_that_does_not_fit_no_items_is_said():
+    net = net_of(
+        'layer { name: "r" type: "Reshape" bottom: "x" top: "y" reshape_param { shape { dim: 0 dim: -1 dim: 6 } } }'
+    )
+    net.blobs["x"].reshape(0, 3, 5)
+    with pytest.raises(NetError, match="shape: expected dimensions that divide 0 values evenly"):
+        net.forward()
+
+
+def test_statistics_of_no_items_are_left_alone():
+    net = net_of('layer { name: "b" type: "BatchNorm" bottom: "x" top: "y" }')
+    net.forward()
+    before = [blob.cpu_data().copy() for blob in net.params["b"]]
+    net.blobs["x"].reshape(0, 3, 4)
+    net.forward()
+    net.backward()
+    for blob, values in zip(net.params["b"], before, strict=True):
+        np.testing.assert_array_equal(blob.cpu_data(), values)

@@ -9,12 +9,30 @@ CONV = "convolution_param { num_output: 4 kernel_size: 3 %s }"
 CASES = {
     "Convolution": [("2 3 5 6", CONV % ""), ("2 4 6 5", CONV % "group: 2 stride: 2 pad: 1 dilation: 1"),
                     ("2 2 7 7", CONV % "dilation: 2"), ("2 2 7", CONV % ""),
-                    ("1 2 4 4 4", "convolution_param { num_output: 2 kernel_size: 2 }")],
-    "Deconvolution": [("2 3 4 3", CONV % "stride: 2"), ("2 4 3 4", CONV % "group: 2 pad: 1")],
+                    ("1 2 4 4 4", "convolution_param { num_output: 2 kernel_size: 2 }"),
+                    ("2 3 4", "convolution_param { num_output: 2 axis: 2 }")],
+    "Deconvolution": [("2 3 4 3", CONV % "stride: 2"), ("2 4 3 4", CONV % "group: 2 pad: 1"),
+                      ("2 3 4", "convolution_param { num_output: 6 axis: 2 group: 2 }")],
+    "Im2col": [("2 3 5 6", "convolution_param { kernel_size: 3 stride: 2 pad: 1 }"),
+               ("3 2 7", "convolution_param { kernel_size: 2 dilation: 3 axis: 1 }")],
+    "DepthwiseConvolution": [("2 3 5 6", "convolution_param { kernel_size: 3 stride: 2 pad: 1 }")],
+    "ConvolutionDepthwise": [("2 2 5 4", "convolution_param { num_output: 4 kernel_size: 3 }")],
+    "Interp": [("2 2 3 4", "interp_param { height: 5 width: 3 }"), ("1 2 3 3", "interp_param { height: 3 width: 3 }"),
+               ("1 2 5 6", "interp_param { zoom_factor: 2 pad_beg: -1 pad_end: -1 }"),
+               ("1 2 5 4", "interp_param { shrink_factor: 2 }")],
+    "Upsample": [("2 2 3 2", "upsample_param { scale: 2 pad_out_w: true }"),
+                 ("1 2 3 4", "upsample_param { upsample_h: 5 upsample_w: 7 }")],
+    "Normalize": [("2 3 2 4", f"norm_param {{ across_spatial: {across} channel_shared: {shared} eps: 0.1 }}")
+                  for across in ("true", "false") for shared in ("true", "false")],
     "Pooling": [("2 3 6 5", "pooling_param { kernel_size: 3 stride: 2 }"),
                 ("2 3 6 5", "pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 }"),
                 ("2 3 4 4", "pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }"),
-                ("2 3 4 4", "pooling_param { pool: AVE global_pooling: true }")],
+                ("2 3 4 4", "pooling_param { pool: AVE global_pooling: true }"),
+                ("2 3 6 5", "pooling_param { kernel_size: 3 stride: 2 round_mode: FLOOR }")],
+    "SPP": [("2 3 9 6", "spp_param { pyramid_height: 2 }"),
+            ("2 3 9 6", "spp_param { pyramid_height: 2 pool: AVE }"),
+            ("2 3 4 8", "spp_param { pyramid_height: 3 pool: STOCHASTIC }"),
+            ("2 3 3 4", "spp_param { pyramid_height: 1 pool: AVE }")],
     "LRN": [("2 7 3 3", "lrn_param { local_size: 3 alpha: 0.5 }"),
             ("2 3 5 5", "lrn_param { local_size: 3 alpha: 0.5 norm_region: WITHIN_CHANNEL }")],
     "InnerProduct": [("3 4 2", "inner_product_param { num_output: 5 }"),
@@ -23,11 +41,28 @@ CASES = {
     "PReLU": [("2 3 4 4", ""), ("2 3 4 4", "prelu_param { channel_shared: true }")],
     "Sigmoid": [("2 3 4", "")],
     "TanH": [("2 3 4", "")],
+    "AbsVal": [("2 3 4", "")],
+    "BNLL": [("2 3 4", "")],
+    "Clip": [("2 3 4", "clip_param { min: -0.5 max: 0.6 }")],
+    "ELU": [("2 3 4", "elu_param { alpha: 0.7 }"), ("2 3 4", "elu_param { alpha: -0.7 }")],
+    "Exp": [("2 3 4", ""), ("2 3 4", "exp_param { base: 2 scale: 0.5 shift: 1 }")],
+    "Log": [("2 3 4", "log_param { shift: 3 }"), ("2 3 4", "log_param { base: 10 scale: -2 shift: 3 }")],
+    "ReLU6": [("2 3 4", "")],
+    "Swish": [("2 3 4", ""), ("2 3 4", "swish_param { beta: 1.5 }")],
+    "Axpy": [("2 3", "", 3)],
+    "Permute": [("2 3 4", "permute_param { order: 2 order: 0 }"), ("2 3 4", "permute_param { order: 0 order: 1 }"),
+                ("2 1 3 2 2", "permute_param { order: 4 order: 2 order: 3 }")],
+    "ShuffleChannel": [("2 6 3", "shuffle_channel_param { group: 3 }"), ("2 6 3", "")],
     "Power": [("2 3 4", "power_param { power: 2 scale: 0.5 shift: 3 }")],
     "Dropout": [("2 3 4", "dropout_param { dropout_ratio: 0.4 }")],
     "BatchNorm": [("4 3 5 4", ""), ("6 3", ""), ("4 3 2 2", "batch_norm_param { use_global_stats: true }")],
     "Scale": [("2 3 4 5", "scale_param { bias_term: true }"), ("2 3 4 5", "scale_param { axis: 2 num_axes: 2 }")],
     "Bias": [("2 3 4 5", ""), ("2 3 4", "bias_param { axis: 0 num_axes: -1 }")],
+    "MVN": [("2 3 4 5", ""), ("2 3 4 5", "mvn_param { across_channels: true eps: 0.5 }"),
+            ("2 3 4 5", "mvn_param { normalize_variance: false }"), ("3 4 7", "")],
+    "Reduction": [("2 3 4", ""), ("2 3 4", "reduction_param { operation: ASUM axis: 1 coeff: -2.5 }"),
+                  ("2 3 4", "reduction_param { operation: SUMSQ axis: -1 coeff: 0.5 }"),
+                  ("2 3 4", "reduction_param { operation: MEAN axis: 1 }")],
     "Softmax": [("2 5 3", ""), ("2 5 3", "softmax_param { axis: 2 }")],
     "Flatten": [("2 3 4", "")],
     "Reshape": [("2 3 4", "reshape_param { shape { dim: 0 dim: -1 dim: 2 } }")],
@@ -36,6 +71,8 @@ CASES = {
                 ("2 3 4", "eltwise_param { operation: MAX }", 3),
                 ("2 3 4", "eltwise_param { coeff: 2 coeff: -0.5 }", 2)],
     "Concat": [("2 3 4", "", 3), ("2 3 4", "concat_param { axis: 0 }", 2), ("2 3 4", "", 1)],
+    "Tile": [("2 3 4", "tile_param { tiles: 3 }"), ("2 3 4", "tile_param { axis: 0 tiles: 2 }"),
+             ("2 3 4", "tile_param { axis: -1 tiles: 1 }")],
     "EuclideanLoss": [("4 3", "", 2)],
 }  # fmt: skip
 MULTI_TOP = {
@@ -43,10 +80,18 @@ MULTI_TOP = {
     "Split": [("2 3 4", "", 3)],
 }
 TESTED_ELSEWHERE = {
-    "SoftmaxWithLoss",  # below, since its second bottom is labels
+    "SoftmaxWithLoss", "HingeLoss", "InfogainLoss", "MultinomialLogisticLoss",  # below, since their second bottom is labels
+    "ContrastiveLoss", "SigmoidCrossEntropyLoss",  # below, since a bottom has no gradient
+    "Threshold",  # none, in test_activation
+    "BatchReindex", "Crop", "Embed", "Filter",  # below, since they have bottoms without a gradient
+    "Parameter",  # below, since it has no bottoms
     "Accuracy", "ArgMax",  # no gradient
-    "Input", "DummyData", "MemoryData", "Data",  # no bottoms
+    "Input", "DummyData", "MemoryData", "Data", "ImageData", "WindowData", "HDF5Data",  # no bottoms
+    "HDF5Output",  # no tops
     "Silence",  # zero, in test_combine
+    "Python",  # the user's own
+    "PriorBox", "DetectionOutput", "Proposal",  # no gradient
+    "ROIPooling",  # below, since its second bottom is regions; Upsample's second bottom, too
 }  # fmt: skip
 
 
@@ -134,7 +179,10 @@ def test_gradient_of_several_tops(type_, case):
     check_gradients(*build(type_, [shape], options, tops))
 
 
-IN_PLACE = ["ReLU", "PReLU", "Sigmoid", "TanH", "Power", "Dropout", "BatchNorm", "Scale", "Bias"]
+IN_PLACE = [
+    "ReLU", "PReLU", "Sigmoid", "TanH", "BNLL", "Clip", "ELU", "Exp", "Log", "ReLU6", "Swish", "Power", "Dropout",
+    "BatchNorm", "Scale", "Bias", "LRN", "MVN"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("type_", IN_PLACE)
@@ -143,6 +191,9 @@ def test_gradient_in_place(type_):
         "Power": "power_param { power: 2 scale: 0.5 shift: 3 }",
         "Scale": "scale_param { bias_term: true }",
         "ReLU": "relu_param { negative_slope: 0.2 }",
+        "Clip": "clip_param { min: -0.5 max: 0.6 }",
+        "Log": "log_param { shift: 3 }",
+        "Swish": "swish_param { beta: 1.5 }",
     }.get(type_, "")
     check_gradients(*build(type_, ["2 3 4 4"], options, in_place=True))
 
@@ -162,3 +213,120 @@ def test_gradient_of_softmax_with_loss(options):
     net, names = build("SoftmaxWithLoss", ["4 5 2", "4 1 2"], options)
     net.blobs["x1"].data[...] = np.arange(8).reshape(4, 1, 2) % 5
     check_gradients(net, names, is_loss=True, skip=("x1",))
+
+
+@pytest.mark.parametrize("type_, shapes, options, values", [
+    pytest.param("BatchReindex", ["4 3 2", "5"], "", [2, 0, 2, 3, 2], id="BatchReindex"),
+    pytest.param("Embed", ["3 2"], "embed_param { num_output: 4 input_dim: 5 }", [1, 4, 1, 0, 1, 4], id="Embed"),
+    pytest.param("Filter", ["4 3 2", "4"], "", [1, 0, -1, 2], id="Filter"),
+    pytest.param("Crop", ["2 4 5 6", "2 4 3 3"], "crop_param { offset: 1 offset: 2 }", 0, id="Crop"),
+])  # fmt: skip
+def test_gradient_with_a_bottom_that_has_none(type_, shapes, options, values):
+    net, names = build(type_, shapes, options)
+    last = f"x{len(shapes) - 1}"
+    net.blobs[last].data.flat[:] = values
+    net.run_forward()  # gives a filter's top its shape
+    check_gradients(net, names, skip=(last,))
+    assert not net.blobs[last].has_diff or not net.blobs[last].cpu_diff().any()
+
+
+def test_gradient_of_a_parameter():
+    check_gradients(*build("Parameter", [], "parameter_param { shape { dim: 2 dim: 3 } }"))
+
+
+@pytest.mark.parametrize("options", ["coeff: 2 coeff: -0.5", "operation: MAX"], ids=["SUM", "MAX"])
+def test_gradient_of_a_sum_or_maximum_in_place(options):
+    text = inputs_text(["2 3 4", "2 3 4"]) + """
+        layer { name: "p" type: "Power" bottom: "x0" top: "p" power_param { scale: 1.5 } }
+        layer { name: "l" type: "Eltwise" bottom: "p" bottom: "x1" top: "p" eltwise_param { %s } }
+    """  # fmt: skip
+    net = Net("force_backward: true\n" + text % options, TRAIN, dtype=np.float64)
+    for seed, name in enumerate(("x0", "x1")):
+        net.blobs[name].data[...] = np.random.default_rng(seed).permutation(24).reshape(2, 3, 4) - 11.3 + seed / 4
+    check_gradients(net, ["p"])
+
+
+@pytest.mark.parametrize("type_, options", [
+    ("ELU", "elu_param { alpha: -0.7 }"), ("ReLU", "relu_param { negative_slope: -0.5 }"),
+], ids=["ELU", "ReLU"])  # fmt: skip
+def test_gradient_in_place_where_the_output_does_not_tell_the_side(type_, options):
+    check_gradients(*build(type_, ["2 3 4"], options, in_place=True))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("options", ["", "relu_param { negative_slope: 0.2 }"], ids=["plain", "leaky"])
+def test_gradient_of_relu6_on_both_sides_of_6(options, in_place):
+    net, names = build("ReLU6", ["2 3 4"], options, in_place=in_place)
+    net.blobs["x0"].data[...] *= 10
+    check_gradients(net, names)
+
+
+@pytest.mark.parametrize("scale_shape", ["2 3", "2 3 1 1"], ids=["flat", "of ones"])
+def test_gradient_of_axpy(scale_shape):
+    check_gradients(*build("Axpy", [scale_shape, "2 3 2 2", "2 3 2 2"], ""))
+
+
+@pytest.mark.parametrize("type_, options", [
+    ("HingeLoss", ""), ("HingeLoss", "hinge_loss_param { norm: L2 } loss_weight: 0.3"),
+    ("MultinomialLogisticLoss", ""), ("MultinomialLogisticLoss", "loss_weight: 0.3"),
+], ids=["hinge L1", "hinge L2", "multinomial", "weighted"])  # fmt: skip
+def test_gradient_of_losses_of_rows(type_, options):
+    net, names = build(type_, ["4 5", "4"], options)
+    net.blobs["x1"].data[...] = [3, 0, 4, 3]
+    if type_ == "MultinomialLogisticLoss":
+        net.blobs["x0"].data[...] += 1.2  # positive, as probabilities are
+    check_gradients(net, names, is_loss=True, skip=("x1",))
+
+
+@pytest.mark.parametrize("options", [
+    "", "loss_param { ignore_label: 1 }", "loss_param { normalization: FULL }", "loss_param { normalize: false }",
+    "loss_param { normalization: NONE } loss_weight: 0.3", "infogain_loss_param { axis: -2 }",
+], ids=["valid", "ignore", "full", "batch", "none", "axis"])  # fmt: skip
+def test_gradient_of_infogain_loss(options):
+    net, names = build("InfogainLoss", ["4 5 2", "4 2", "5 5"], options)
+    net.blobs["x1"].data[...] = np.arange(8).reshape(4, 2) % 5
+    check_gradients(net, names, is_loss=True, skip=("x1", "x2"))
+
+
+@pytest.mark.parametrize("options", [
+    "", "loss_param { ignore_label: 1 normalization: VALID }", "loss_param { normalization: FULL } loss_weight: 0.3",
+], ids=["batch", "valid", "full"])  # fmt: skip
+def test_gradient_of_sigmoid_cross_entropy_loss(options):
+    net, names = build("SigmoidCrossEntropyLoss", ["4 5", "4 5"], options)
+    net.blobs["x1"].data[...] = np.arange(20).reshape(4, 5) % 5 / 4
+    check_gradients(net, names, is_loss=True, skip=("x1",))
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_gradient_of_contrastive_loss(legacy):
+    options = "margin: 1.5 legacy_version: true" if legacy else "margin: 2000"
+    shapes = ["5 3", "5 3", "5"]
+    net, names = build("ContrastiveLoss", shapes, f"contrastive_loss_param {{ {options} }} loss_weight: 0.3")
+    if not legacy:
+        # distances beside which the 0.0001 that Caffe adds to them does not count
+        for name in ("x0", "x1"):
+            net.blobs[name].data[...] *= 1000
+    net.blobs["x2"].data[...] = [0, 1, 0, 0, 1]
+    check_gradients(net, names, is_loss=True, skip=("x2",))
+
+
+def test_gradient_of_roi_pooling():
+    net, names = build("ROIPooling", ["2 2 5 6", "5 5"], "roi_pooling_param { pooled_h: 2 pooled_w: 3 spatial_scale: 0.5 }")
+    # inside, over the edge, a point, outside, backwards
+    regions = [[0, 0, 0, 9, 7], [1, 4, 3, 30, 20], [1, 5, 5, 5, 5], [0, 40, 2, 50, 6], [0, 9, 6, 3, 2]]
+    net.blobs["x1"].data[...] = regions
+    check_gradients(net, names, skip=("x1",))
+
+
+def test_gradient_of_upsample_by_a_mask():
+    net, names = build("Upsample", ["2 2 2 3", "2 2 2 3"], "upsample_param { scale: 2 }")
+    places = [np.random.default_rng(i).permutation(24)[:6] for i in range(4)]
+    net.blobs["x1"].data[...] = np.reshape(places, (2, 2, 2, 3))
+    net.blobs["x1"].data[1, 1, 1, 2] = -1  # of an empty window
+    check_gradients(net, names, skip=("x1",))
+
+
+@pytest.mark.parametrize("shared", ["true", "false"])
+def test_gradient_of_normalize_in_place(shared):
+    options = f"norm_param {{ across_spatial: false channel_shared: {shared} eps: 0.1 }}"
+    check_gradients(*build("Normalize", ["2 3 2 4"], options, in_place=True))

@@ -8,8 +8,6 @@ import numpy as np
 
 from blobmem.ops.host.compiled import kernel
 
-_TINY = 1.1754943508222875e-38  # the smallest normal float32, for the logarithm of a probability that vanished
-
 
 @kernel
 def softmax(start, stop, scratch, x, y, classes, inner, chunk):
@@ -78,8 +76,8 @@ def judge_labels(start, stop, label, classes, ignore, result):
 
 
 @kernel
-def label_losses(start, stop, prob, label, classes, inner, ignore, parts):
-    """parts[p] = the sum of -log prob[label] over part p of the positions, for parts [start, stop)."""
+def label_losses(start, stop, prob, label, classes, inner, ignore, least, parts):
+    """parts[p] = the sum of -log max(prob[label], least) over part p of the positions, for parts [start, stop)."""
     for part in range(start, stop):
         total = 0.0
         for at in range(label.size * part // parts.size, label.size * (part + 1) // parts.size):
@@ -87,7 +85,7 @@ def label_losses(start, stop, prob, label, classes, inner, ignore, parts):
             if value != ignore:
                 i, j = at // inner, at % inner
                 p = np.float64(prob[(i * classes + np.int64(value)) * inner + j])
-                total -= math.log(p if not p < _TINY else _TINY)
+                total -= math.log(p if not p < least else least)
         parts[part] = total
 
 

@@ -40,7 +40,7 @@ def max_pool_forward(x: np.ndarray, y: np.ndarray, mask: np.ndarray | None, *, k
 def max_pool_backward(dy: np.ndarray, mask: np.ndarray, dx: np.ndarray, *, kernel: Pair, stride: Pair,
                       pad: Pair) -> None:  # fmt: skip
     """dx = the sum of dy over the windows whose value came from there; of stochastic pooling too."""
-    _run(scatter, dx, dy, dy.reshape(-1), mask.reshape(-1), dx.reshape(-1))
+    _run(scatter, dx, dy, dy.reshape(-1), mask.reshape(-1), dx.reshape(-1), True)
 
 
 @op
@@ -52,7 +52,7 @@ def ave_pool_forward(x: np.ndarray, y: np.ndarray, *, kernel: Pair, stride: Pair
 @op
 def ave_pool_backward(dy: np.ndarray, dx: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair) -> None:
     """dx = the sum over windows of dy over their size."""
-    _run(average_backward, dx, dy, dy.reshape(-1), dx.reshape(-1), *kernel, *stride, *pad)
+    _run(average_backward, dx, dy, dy.reshape(-1), dx.reshape(-1), True, *kernel, *stride, *pad)
 
 
 @op
@@ -66,5 +66,5 @@ def stochastic_pool_forward(x: np.ndarray, y: np.ndarray, mask: np.ndarray | Non
         _run(stochastic_test, x, y, x.reshape(-1), y.reshape(-1), *kernel, *stride, *pad)
     else:
         plane = mask.reshape(-1) if mask is not None else np.empty(0, np.int32)
-        _run(stochastic_train, x, y, x.reshape(-1), y.reshape(-1), plane, mask is not None, draws.key(), *kernel,
-             *stride, *pad)  # fmt: skip
+        _run(stochastic_train, x, y, x.reshape(-1), y.reshape(-1), plane, mask is not None, draws.key(), 0,
+             *kernel, *stride, *pad)  # fmt: skip

@@ -56,11 +56,12 @@ def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, 
 
 
 @kernel
-def scatter(start, stop, dy, mask, dx, height, width, rows, columns):
-    """Each element of dy is added where its mask says, if it says so."""
+def scatter(start, stop, dy, mask, dx, fresh, height, width, rows, columns):
+    """Each element of dy is added where its mask says, if it says so; to zeros if `fresh`."""
     for plane in range(start, stop):
         target = dx[plane * height * width : (plane + 1) * height * width]
-        target[:] = 0
+        if fresh:
+            target[:] = 0
         for i in range(plane * rows * columns, (plane + 1) * rows * columns):
             if mask[i] >= 0:
                 target[mask[i]] += dy[i]
@@ -90,12 +91,13 @@ def average(start, stop, x, y, kh, kw, sh, sw, ph, pw, height, width, rows, colu
 
 
 @kernel
-def average_backward(start, stop, dy, dx, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
-    """The transpose of `average`: first along a row, then to all rows of the window."""
+def average_backward(start, stop, dy, dx, fresh, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
+    """The transpose of `average`, added to dx, or to zeros if `fresh`: along a row, then to all rows of the window."""
     sums = np.empty(width, dy.dtype)
     for plane in range(start, stop):
         target = dx[plane * height * width : (plane + 1) * height * width]
-        target[:] = 0
+        if fresh:
+            target[:] = 0
         for r in range(rows):
             h0, h1 = span(r, sh, ph, kh, height)
             _, padded = span(r, sh, ph, kh, height + ph)
@@ -114,8 +116,12 @@ def average_backward(start, stop, dy, dx, kh, kw, sh, sw, ph, pw, height, width,
 
 
 @kernel
-def stochastic_train(start, stop, x, y, mask, with_mask, key, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
-    """The first element at which the running sum reaches a random share of the whole; one number per output."""
+def stochastic_train(start, stop, x, y, mask, with_mask, key, number, kh, kw, sh, sw, ph, pw, height, width, rows,
+                     columns):  # fmt: skip
+    """The first element at which the running sum reaches a random share of the whole.
+
+    Each output takes one random number, the first output that of `number`.
+    """
     for i in range(start * rows * columns, stop * rows * columns):
         plane, r, c = i // (rows * columns), i // columns % rows, i % columns
         h0, h1 = span(r, sh, ph, kh, height)
@@ -124,7 +130,7 @@ def stochastic_train(start, stop, x, y, mask, with_mask, key, kh, kw, sh, sw, ph
         for h in range(h0, h1):
             for w in range(w0, w1):
                 total += x[(plane * height + h) * width + w]
-        wanted = total * uniform_of(philox(key, i // 4)[i % 4])
+        wanted = total * uniform_of(philox(key, (number + i) // 4)[(number + i) % 4])
         place, passed, found = h0 * width + w0, 0.0, False
         for h in range(h0, h1):
             for w in range(w0, w1):

@@ -32,15 +32,15 @@ def _count_hits(start, stop, x, label, outer, classes, inner, top_k, ignore, see
 
 @op
 def accuracy_forward(x: np.ndarray, label: np.ndarray, accuracy: np.ndarray, per_class: np.ndarray | None, *,
-                     top_k: int, ignore_label: int | None) -> None:  # fmt: skip
+                     top_k: int, ignore_label: int | None, layer: str) -> None:  # fmt: skip
     """The share of positions whose label is among the `top_k` largest; per_class (classes,) of each class's.
 
     x (outer, classes, inner), label (outer, inner). Another class with the same value counts as larger. Shares of
-    nothing are 0. Raises ValueError for a label that is neither a class nor `ignore_label`.
+    nothing are 0. Raises NetError naming `layer` for a label that is neither a class nor `ignore_label`.
     """
     outer, classes, inner = x.shape
     ignore = ignore_as_number(ignore_label)
-    count_labels(label, classes, ignore)
+    count_labels(label, classes, ignore, layer)
     seen, hits = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
     parallel_for(_count_hits, 1, x.reshape(-1), label.reshape(-1), outer, classes, inner, top_k, ignore, seen,
                  hits)  # fmt: skip

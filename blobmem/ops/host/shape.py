@@ -1,4 +1,4 @@
-"""Arrays joined and divided along an axis. They may be empty there."""
+"""Arrays joined and divided along an axis, cropped and repeated. They may be empty."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from blobmem.ops.host.blocks import in_blocks
+from blobmem.ops.host.compiled import kernel
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.registry import op
 
 _GRAIN = 65536
+_TILE = 256
 
 
 def _around(x: np.ndarray, axis: int) -> np.ndarray:
@@ -19,8 +22,8 @@ def _around(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _copy(to: np.ndarray, source: np.ndarray) -> None:
-    """to = source, of one shape (outer, size, inner), cut along the longer of the first two axes."""
-    axis = 0 if to.shape[0] >= to.shape[1] else 1
+    """to = source, of one shape, cut along the longer of the first two axes."""
+    axis = 0 if to.ndim < 2 or to.shape[0] >= to.shape[1] else 1
     parallel_for(_copy_part, to.shape[axis], to, source, axis, grain=1 + _GRAIN * to.shape[axis] // max(1, to.size))
 
 
@@ -60,3 +63,53 @@ def slice_forward(x: np.ndarray, *ys: Any, axis: int) -> None:
 def slice_backward(*arrays: Any, axis: int) -> None:
     """The last array, dx, becomes the dys before it, joined."""
     concat_forward(*arrays, axis=axis)
+
+
+def _part(x: np.ndarray, like: np.ndarray, offsets: tuple[int, ...]) -> np.ndarray:
+    """x from `offsets` on, as large as `like`."""
+    return x[tuple(slice(start, start + size) for start, size in zip(offsets, like.shape, strict=True))]
+
+
+@op
+def crop_forward(x: np.ndarray, y: np.ndarray, *, offsets: tuple[int, ...]) -> None:
+    """y = the part of x, of as many axes, that begins at `offsets`."""
+    _copy(y, _part(x, y, offsets))
+
+
+@op
+def crop_backward(dy: np.ndarray, dx: np.ndarray, *, offsets: tuple[int, ...]) -> None:
+    """dx = dy at `offsets`, 0 around it."""
+    in_blocks(lambda dx: dx.fill(0), dx)
+    _copy(_part(dx, dy, offsets), dy)
+
+
+@op
+def tile_forward(x: np.ndarray, y: np.ndarray) -> None:
+    """y[:, t] = x for all t; x (outer, inner), y (outer, tiles, inner)."""
+    _copy(y, np.broadcast_to(x[:, None], y.shape))
+
+
+@kernel
+def _sum_tiles(start, stop, scratch, dy, dx, tiles, inner):
+    """Items [start, stop), up to _TILE values of an outer index each; scratch has their sums."""
+    parts = (inner + _TILE - 1) // _TILE
+    for item in range(start, stop):
+        outer, first = item // parts, item % parts * _TILE
+        sums = scratch[: min(_TILE, inner - first)]
+        sums[:] = 0
+        for t in range(tiles):
+            at = (outer * tiles + t) * inner + first
+            row = dy[at : at + sums.size]
+            for i in range(sums.size):
+                sums[i] += row[i]
+        dxs = dx[outer * inner + first : outer * inner + first + sums.size]
+        for i in range(sums.size):
+            dxs[i] = sums[i]
+
+
+@op
+def tile_backward(dy: np.ndarray, dx: np.ndarray) -> None:
+    """dx = the sum of dy over its tiles, in double precision; shapes as in `tile_forward`."""
+    outer, tiles, inner = dy.shape
+    parallel_for(_sum_tiles, outer * -(-inner // _TILE), dy.reshape(-1), dx.reshape(-1), tiles, inner,
+                 grain=1 + _GRAIN // max(1, tiles * min(inner, _TILE)), scratch_of=(_TILE, np.float64))  # fmt: skip

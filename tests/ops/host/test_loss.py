@@ -1,8 +1,9 @@
-"""Softmax and the losses against NumPy in float64."""
+"""Softmax and its loss against NumPy in float64."""
 
 import numpy as np
 import pytest
 
+from blobmem import NetError
 from blobmem.ops.host import loss
 
 SHAPES = [(4, 5, 1), (3, 4, 7), (1, 3, 1031), (300, 40, 1), (2, 1, 3)]
@@ -59,7 +60,7 @@ def test_softmax_backward(shape, in_place, dtype, close, garbage):
 def test_softmax_loss(shape, normalization, ignored, dtype, close, garbage):
     x, label = values(dtype, *shape) * 3, labels(dtype, shape, ignored)
     prob, total = garbage(*shape), garbage()
-    attributes = {"ignore_label": ignored, "normalization": normalization}
+    attributes = {"ignore_label": ignored, "normalization": normalization, "layer": "l"}
     loss.softmax_loss_forward(x, label, prob, total, **attributes)
     p = softmax(x.astype(np.float64))
     close(prob, p)
@@ -80,22 +81,26 @@ def test_softmax_loss(shape, normalization, ignored, dtype, close, garbage):
 def test_all_labels_ignored(dtype, garbage):
     x, label = values(dtype, 2, 3, 1), np.full((2, 1), 9, dtype)
     prob, total, dx = garbage(2, 3, 1), garbage(), garbage(2, 3, 1)
-    loss.softmax_loss_forward(x, label, prob, total, ignore_label=9, normalization="VALID")
+    loss.softmax_loss_forward(x, label, prob, total, ignore_label=9, normalization="VALID", layer="l")
     assert total == 0
-    loss.softmax_loss_backward(prob, label, np.ones((), dtype), dx, ignore_label=9, normalization="VALID")
+    loss.softmax_loss_backward(prob, label, np.ones((), dtype), dx, ignore_label=9, normalization="VALID", layer="l")
     assert not dx.any()
 
 
 def test_a_probability_that_vanished_gives_a_finite_loss(dtype, garbage):
     x, prob, total = np.array([[[0], [1e4]]], dtype), garbage(1, 2, 1), garbage()
-    loss.softmax_loss_forward(x, np.zeros((1, 1), dtype), prob, total, ignore_label=None, normalization="VALID")
+    loss.softmax_loss_forward(
+        x, np.zeros((1, 1), dtype), prob, total, ignore_label=None, normalization="VALID", layer="l"
+    )
     # Caffe's bound is the smallest normal float
     assert 87 < total <= -np.log(np.finfo(dtype).tiny)
 
 
 def test_a_net_that_diverged_has_no_loss(dtype, garbage):
     x, prob, total = np.array([[[np.nan], [1]]], dtype), garbage(1, 2, 1), garbage()
-    loss.softmax_loss_forward(x, np.zeros((1, 1), dtype), prob, total, ignore_label=None, normalization="VALID")
+    loss.softmax_loss_forward(
+        x, np.zeros((1, 1), dtype), prob, total, ignore_label=None, normalization="VALID", layer="l"
+    )
     assert np.isnan(total)
 
 
@@ -104,41 +109,24 @@ def test_a_label_that_is_no_class(wrong, dtype):
     x, label = values(dtype, 4, 3, 2), labels(dtype, (4, 3, 2))
     label[2, 1] = wrong
     prob, dx, total = np.ones_like(x), np.ones_like(x), np.ones((), dtype)
-    attributes = {"ignore_label": 2, "normalization": "VALID"}
-    with pytest.raises(ValueError, match=r"label (3|-1|1e\+09|nan|inf) .*5 .*0 to 2"):
+    attributes = {"ignore_label": 2, "normalization": "VALID", "layer": "l"}
+    with pytest.raises(NetError, match=r"layer 'l': label (3|-1|1e\+09|nan|inf) .*5 .*0 to 2"):
         loss.softmax_loss_forward(x, label, prob, total, **attributes)
-    with pytest.raises(ValueError, match="0 to 2"):
+    with pytest.raises(NetError, match="0 to 2"):
         loss.softmax_loss_backward(x, label, total, dx, **attributes)
     for array in (prob, dx, total):
         assert (array == 1).all(), "written before the labels were looked at"
 
 
-@pytest.mark.parametrize("shape", [(4, 5), (7, 1), (3, 30_011), (1, 1)])
-def test_euclidean_loss(shape, dtype, close, garbage):
-    a, b = values(dtype, *shape), values(dtype, *shape, seed=1)
-    diff, total = garbage(*shape), garbage()
-    loss.euclidean_loss_forward(a, b, diff, total)
-    wide = a.astype(np.float64) - b
-    close(diff, wide)
-    close(total, (wide**2).sum() / shape[0] / 2, digits=3)
-    for sign in (1.0, -1.0):
-        da = garbage(*shape)
-        loss.euclidean_loss_backward(diff, np.array(3, dtype), da, sign=sign)
-        close(da, sign * 3 / shape[0] * wide, digits=3)
-
-
 def cases(dtype, shape):
     x, y, dy = (values(dtype, *shape, seed=i) for i in range(3))
     label, one = labels(dtype, shape, -1), np.ones((), dtype)
-    attributes = {"ignore_label": -1, "normalization": "VALID"}
-    rows = x.reshape(shape[0], -1), y.reshape(shape[0], -1), dy.reshape(shape[0], -1)
+    attributes = {"ignore_label": -1, "normalization": "VALID", "layer": "l"}
     return {
         "softmax": (loss.softmax_forward, (x, y), {}),
         "softmax_backward": (loss.softmax_backward, (x, dy, y), {}),
         "loss": (loss.softmax_loss_forward, (x, label, y, one), attributes),
         "loss_backward": (loss.softmax_loss_backward, (x, label, one, y), attributes),
-        "euclidean": (loss.euclidean_loss_forward, (*rows, one), {}),
-        "euclidean_backward": (loss.euclidean_loss_backward, (rows[0], one, rows[1]), {"sign": -1.0}),
     }
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from blobmem import NetError
 from blobmem.ops.host import rank
 
 SHAPES = [(6, 5, 1), (3, 4, 7), (400, 3, 2), (1, 9, 2100)]
@@ -31,7 +32,7 @@ def test_accuracy(shape, top_k, ignored, dtype, close, garbage):
     label = np.random.default_rng(1).integers(0, max(1, shape[1] - 1), (shape[0], shape[2])).astype(dtype)
     if ignored is not None:
         label[:, ::2] = ignored
-    attributes = {"top_k": top_k, "ignore_label": ignored}
+    attributes = {"top_k": top_k, "ignore_label": ignored, "layer": "top"}
     results = list(judged(x, label, top_k, ignored))
     accuracy, per_class = garbage(), garbage(shape[1])
     rank.accuracy_forward(x, label, accuracy, None, **attributes)
@@ -47,7 +48,7 @@ def test_accuracy(shape, top_k, ignored, dtype, close, garbage):
 def test_accuracy_of_a_net_that_diverged(dtype, garbage):
     accuracy = garbage()
     rank.accuracy_forward(np.full((2, 3, 1), np.nan, dtype), np.zeros((2, 1), dtype), accuracy, None, top_k=1,
-                          ignore_label=None)  # fmt: skip
+                          ignore_label=None, layer="top")  # fmt: skip
     assert accuracy == 0
 
 
@@ -55,8 +56,8 @@ def test_accuracy_of_a_net_that_diverged(dtype, garbage):
 def test_a_label_that_is_no_class(wrong, dtype):
     label, accuracy = np.zeros((6, 1), dtype), np.ones((), dtype)
     label[4] = wrong
-    with pytest.raises(ValueError, match=r"label (5|-1|nan) .*4 .*0 to 4"):
-        rank.accuracy_forward(values(dtype, 6, 5, 1), label, accuracy, None, top_k=1, ignore_label=9)
+    with pytest.raises(NetError, match=r"layer 'top': label (5|-1|nan) .*4 .*0 to 4"):
+        rank.accuracy_forward(values(dtype, 6, 5, 1), label, accuracy, None, top_k=1, ignore_label=9, layer="top")
     assert accuracy == 1
 
 
@@ -105,7 +106,7 @@ def test_argmax_of_not_a_number_stays_inside(dtype, garbage):
 def test_threads_and_memory(dtype, same_bits, frugal):
     x, label = values(dtype, 700, 60, 2), np.random.default_rng(1).integers(0, 60, (700, 2)).astype(dtype)
     for per_class in (None, np.zeros(60, dtype)):
-        attributes = {"top_k": 2, "ignore_label": None}
+        attributes = {"top_k": 2, "ignore_label": None, "layer": "top"}
         same_bits(rank.accuracy_forward, x, label, np.zeros((), dtype), per_class, **attributes)
         frugal(rank.accuracy_forward, x, label, np.zeros((), dtype), per_class, **attributes)
     attributes = {"top_k": 2, "out_max_val": True, "axis": 1}
