@@ -8,16 +8,20 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "blobmem"
 LEVELS = [
     {"cli"},
-    {"footprint"},
+    {"detector"},
+    {"classifier", "draw", "footprint", "pycaffe"},
+    {"io"},
     {"solvers", "data"},
     {"net"},
     {"layers"},
     {"ops"},
     {"memory"},
     {"devices"},
+    {"coord_map"},
+    {"net_spec"},
     {"proto"},
 ]
-ANYWHERE = {"errors", "version"}
+ANYWHERE = {"errors", "version", "caffe_names"}
 LEVEL = {name: depth for depth, names in enumerate(LEVELS) for name in names}
 
 

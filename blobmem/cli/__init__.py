@@ -15,13 +15,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from blobmem.cli import convert, footprint, options, stress, test, time, train
+from blobmem.cli import compute_mean, convert, extract_features, footprint, options, run, stress, test, time, train
 from blobmem.version import __version__
 
 if TYPE_CHECKING:
     from blobmem.cli.output import Output
 
-COMMANDS = (train, test, time, footprint, convert, stress)
+COMMANDS = (train, test, time, footprint, convert, compute_mean, extract_features, run, stress)
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--version", action="version", version=f"blobmem {__version__}")
     # argparse makes the column of names as wide as this
-    title, width = "commands", "COMMAND ..."
+    title, width = "commands", "COMMAND ...".ljust(2 + len("extract-features"))
     commands = result.add_subparsers(title=title, metavar=width, prog="blobmem", required=True, parser_class=Parser)
     for command in COMMANDS:
         command.add(commands)
@@ -88,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             output.error(message)
             return FAILED
+    program = getattr(args, "program", None)
+    if program is not None:  # a script that a command prepared: its errors, warnings and exit code are its own
+        program()
     return code
 
 

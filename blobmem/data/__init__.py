@@ -7,8 +7,20 @@ batches     whole batches by position, into given arrays
 layer       the Data layer
 writer      a new database, all of it or nothing
 mnist       MNIST's files to databases
+image_data  the ImageData layer: images that a list names (`image_list`), resized as OpenCV would (`resize`)
+window_data the WindowData layer: regions of images (`window_file`), cut out of them (`window_cut`)
+hdf5_data   the HDF5Data layer: rows of HDF5 files (`hdf5`)
+hdf5_output the HDF5Output layer, which writes such files (`hdf5_write`)
+order       the order of items under shuffle; `options` says what sources of images have in common
+image_sets  images in files to databases, `tables` tables in text; `convert` is what conversions have in common
+mean        the mean of a database; `features` what a net makes of its data
 """
 
+from blobmem.data.hdf5_data import HDF5Data
+from blobmem.data.hdf5_output import HDF5Output
+from blobmem.data.image_data import ImageData
 from blobmem.data.layer import Data
+from blobmem.data.source import waiting_time
+from blobmem.data.window_data import WindowData
 
-__all__ = ["Data"]
+__all__ = ["Data", "HDF5Data", "HDF5Output", "ImageData", "WindowData", "waiting_time"]

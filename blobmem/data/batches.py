@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from blobmem.data.database import Records
-from blobmem.data.datum import RecordError, Shape, dims, parse, unpack
+from blobmem.data.database import Item, Reader, open_records
+from blobmem.data.datum import Misfit, RecordError, Shape, dims, parse, unpack
+from blobmem.data.source import Damaged
 from blobmem.data.transform import Choice, Transformer, random_words
 from blobmem.errors import NetError
 
 _BLOCK = 2**16  # elements that are converted together: large enough for speed, small enough for a cache
+_NO_CHOICE: Choice = (0, 0, 0, 0)
 
 
 class BatchLoader:
@@ -23,77 +26,132 @@ class BatchLoader:
         transformer: what happens to each record.
         name: what random choices depend on, besides the seed: the layer's name.
         where: how errors begin.
+        skip_damaged: in place of a damaged record comes the next good one, which then comes again in its own place.
+            A record that is whole but does not fit the options or the batch is an error all the same.
 
-    Any thread may use it, one at a time. Raises NetError if the database cannot be opened.
+    Any number of threads may use it at once. Raises NetError if the database cannot be opened.
     """
 
-    def __init__(self, path: str, transformer: Transformer, name: str, where: str) -> None:
+    def __init__(
+        self, path: str, transformer: Transformer, name: str, where: str, *, skip_damaged: bool = False
+    ) -> None:
+        self.path = path
         self.transformer = transformer
         self._name = name
         self._where = where
-        self._lock = threading.Lock()
-        try:
-            self._records = Records(path)
-        except NetError as error:
-            raise NetError(f"{where}: {error}") from None
+        self._damaged = Damaged(where) if skip_damaged else None
+        # those with which nobody reads at the moment, and the position that each has reached
+        self._readers: list[tuple[int, Reader]] = []
+        with self._reader(0, 0):
+            pass  # what is wrong with the database shows now
 
     def __len__(self) -> int:
         """Number of records in the database."""
-        return len(self._records)
+        with self._reader(0, 0) as reader:
+            return len(reader)
 
     def shape(self, position: int) -> Shape:
-        """The shape of the item that the record at `position` makes. Raises NetError naming the record if it is bad."""
-        with self._lock:
-            for key, value in self._read(position, 1):
+        """The shape of the item at `position`. Raises NetError naming its record if that is bad."""
+        with self._reader(position, 1) as reader:
+            for run, (key, value) in enumerate(self._items(reader, position), 1):
                 try:
-                    return self.transformer.output_shape(unpack(parse(value), self.transformer.color)[0])
+                    shape, pixels = unpack(_datum(value), self.transformer.color)
+                    if self._damaged is not None:
+                        pixels()  # `load` takes another record where this fails
+                    return self.transformer.output_shape(shape)
                 except RecordError as error:
-                    raise self._error(key, error) from None
-        raise AssertionError("a database that opens has a record")
+                    self._leave_out(key, error, run, reader)
+        raise AssertionError("a reader's records have no end")
 
     def load(self, position: int, seed: int, data: np.ndarray, labels: np.ndarray | None = None) -> None:
         """Fill `data` (items, channels, height, width) and `labels` (items,) from the records at `position` on.
 
-        Raises NetError naming the record that is damaged or of another shape; the arrays then hold the items before it.
+        Raises NetError naming the record that is damaged or of another shape; `data` then holds the items before it.
         """
-        transformer = self.transformer
-        count = len(data)
+        count, item = len(data), data.shape[1:]
         block = max(1, _BLOCK * count // max(data.size, 1))
-        with self._lock:
-            choices = self._choices(seed, position, count)
-            done = 0
-            for index, (key, value) in enumerate(self._read(position, count)):
+        transformer = self.transformer
+        choices = random_words(seed, self._name, position, count) if transformer.random else None
+        found: list[int] = []  # labels, one for each place that is filled
+        done = 0
+        with self._reader(position, count) as reader:
+            for number, (key, value) in enumerate(self._items(reader, position), 1):
+                filled = len(found)
                 try:
-                    label = self._place(value, data[index], choices[index] if choices else (0, 0, 0, 0))
+                    label, values = self._unpack(value, item)
                 except RecordError as error:
-                    raise self._error(key, error) from None
-                if labels is not None:
-                    labels[index] = label
-                if index + 1 - done == block:
-                    transformer.finish(data[done : index + 1])
-                    done = index + 1
-            transformer.finish(data[done:])
+                    self._leave_out(key, error, number - filled, reader)
+                    continue
+                # one place, or several after records that were left out
+                for place in range(filled, number if number < count else count):
+                    transformer.place(values, data[place], _NO_CHOICE if choices is None else choices[place])
+                    found.append(label)
+                if len(found) - done >= block or len(found) == count:
+                    transformer.finish(data[done : len(found)])
+                    done = len(found)
+                    if done == count:
+                        break
+        if labels is not None:
+            labels[...] = found
 
-    def _read(self, position: int, count: int) -> Iterator[tuple[bytes, bytes]]:
+    # ---------------------------------------------------------------- the parts
+
+    @contextlib.contextmanager
+    def _reader(self, position: int, count: int) -> Iterator[Reader]:
+        """A reader that nobody else reads with, for so many records: the one that has least to skip."""
+        readers = self._readers
         try:
-            yield from self._records.read(position, count)
+            # without a lock, which a forked process might inherit held: whichever is taken is one
+            _, reader = readers.pop(_nearest(readers, position))
+        except IndexError:
+            reader = self._open()
+        try:
+            yield reader
+        finally:
+            readers.append((position + count, reader))
+
+    def _open(self) -> Reader:
+        try:
+            return open_records(self.path)
         except NetError as error:
             raise NetError(f"{self._where}: {error}") from None
 
-    def _place(self, value: bytes, out: np.ndarray, choice: Choice) -> int:
-        datum = parse(value)
+    def _items(self, reader: Reader, position: int) -> Iterator[Item]:
+        try:
+            yield from reader.items(position)
+        except NetError as error:
+            raise NetError(f"{self._where}: {error}") from None
+
+    def _unpack(self, value: bytes | RecordError, item: tuple[int, ...]) -> tuple[int, np.ndarray]:
+        """Label and values of a record. Raises RecordError if it is damaged or makes another shape than `item`."""
+        datum = _datum(value)
         shape, pixels = unpack(datum, self.transformer.color)
+        values = pixels()  # first: what is damaged need not fit
         made = self.transformer.output_shape(shape)
-        if made != out.shape:
-            raise RecordError(
-                f"it makes an item of {dims(made)}, and the batch has {dims(out.shape)}: only records of one shape "
-                "fit into a batch of more than 1 (crop_size makes them so)"
+        if made != item:
+            raise Misfit(
+                f"it makes an item of {dims(made)}, and the batch has {dims(item)}: only records of one shape fit "
+                "into a batch of more than 1 (crop_size makes them so)"
             )
-        self.transformer.place(pixels(), out, choice)
-        return datum.label
+        return datum.label, values
 
-    def _choices(self, seed: int, position: int, count: int) -> Sequence[Choice]:
-        return random_words(seed, self._name, position, count) if self.transformer.random else ()
+    def _leave_out(self, key: bytes, error: RecordError, run: int, reader: Reader) -> None:
+        """Warn that a record, the `run`-th in succession, is skipped. Raises NetError unless that was asked for."""
+        what = f"record {key!r} of {self.path} cannot be used: {error}"
+        if self._damaged is None or isinstance(error, Misfit):
+            raise NetError(f"{self._where}: {what}") from None
+        self._damaged.skip(key, what)
+        if run >= len(reader):
+            raise NetError(f"{self._where}: all {run} records of {self.path} are damaged; the last: {error}") from None
 
-    def _error(self, key: bytes, error: RecordError) -> NetError:
-        return NetError(f"{self._where}: record {key!r} of {self._records.path} cannot be used: {error}")
+
+def _datum(value: bytes | RecordError) -> Any:
+    if isinstance(value, RecordError):
+        raise value
+    return parse(value)
+
+
+def _nearest(readers: Sequence[tuple[int, Reader]], position: int) -> int:
+    """Which of these has least to skip: the furthest of those that come before `position`; without any, the last."""
+    before = [(start, at) for at, (start, _) in enumerate(list(readers)) if start <= position]
+    return max(before)[1] if before else -1

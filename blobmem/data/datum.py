@@ -19,6 +19,10 @@ class RecordError(ValueError):
     """A record that cannot be used; says why, the one who knows its key says which."""
 
 
+class Misfit(RecordError):
+    """A record that is whole, but not one for these options or this batch."""
+
+
 def parse(value: bytes) -> Any:
     """The Datum in a record. Raises RecordError if it is none."""
     try:

@@ -1,9 +1,9 @@
-"""Compressed images to arrays, by Pillow where it is installed, in the order in which Caffe's nets know channels."""
+"""Compressed images to arrays, by Pillow, in the order in which Caffe's nets know channels."""
 
 from __future__ import annotations
 
-import importlib
 import io
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,9 @@ Color = Literal["color", "gray"] | None
 
 FORMATS = ("JPEG", "PNG", "BMP")
 """What is decoded; images come from strangers, and further decoders are further ways in."""
+
+FILE_FORMATS = (*FORMATS, "PPM", "TIFF", "WEBP")
+"""What is decoded besides where a list names files, as OpenCV does."""
 
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
@@ -27,21 +30,21 @@ class CompressedImage:
     Attributes:
         shape: (channels, height, width) of the pixels.
 
-    Raises ImageError if it is none of `FORMATS` or has more than 8 bits a channel, or without Pillow.
+    Raises ImageError if it is none of `formats` or has more than 8 bits a channel.
     """
 
-    def __init__(self, data: bytes, color: Color = None) -> None:
+    def __init__(self, data: bytes, color: Color = None, formats: Sequence[str] = FORMATS) -> None:
         opener = _pillow()
         try:
-            self._image = opener.open(io.BytesIO(data), formats=FORMATS)
+            self._image = opener.open(io.BytesIO(data), formats=formats)
             self._mode = _mode(self._image, color)
             width, height = self._image.size
         except ImageError:
             raise
         # a decoder over broken bytes may raise anything
         except Exception as error:
-            formats = " or ".join(FORMATS)
-            raise ImageError(f"its {len(data)} bytes are no image in {formats} ({_first_line(error)})") from None
+            kinds = " or ".join(formats)
+            raise ImageError(f"its {len(data)} bytes are no image in {kinds} ({_first_line(error)})") from None
         self.shape = (_CHANNELS[self._mode], height, width)
 
     def pixels(self) -> np.ndarray:
@@ -71,12 +74,10 @@ def _mode(image: Any, color: Color) -> str:
 
 
 def _pillow() -> Any:
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError:
-        raise ImageError(
-            "it is a compressed image, and Pillow, which decodes them, is not installed: pip install 'blobmem[images]'"
-        ) from None
+    # imported late: `import blobmem` must stay quick
+    import PIL.Image
+
+    return PIL.Image
 
 
 def _first_line(error: Exception) -> str:

@@ -7,12 +7,12 @@ import gzip
 import os
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
+from blobmem.data.convert import Converted, Progress
 from blobmem.data.writer import check_target, new_database
 from blobmem.errors import NetError
 from blobmem.proto import caffe_pb2
@@ -22,16 +22,6 @@ DATABASES = {"mnist_train_lmdb": "train", "mnist_test_lmdb": "t10k"}
 
 _UNSIGNED_BYTES = 8
 _REPORT = 1000  # records between two reports of progress
-
-Progress = Callable[[int, int], None]
-
-
-class Converted(NamedTuple):
-    """A database that was made: where it is, and how many records and bytes it has."""
-
-    path: Path
-    records: int
-    nbytes: int
 
 
 def convert(
@@ -60,10 +50,7 @@ def convert(
                 done += 1
                 if progress is not None and (done % _REPORT == 0 or done == total):
                     progress(done, total)
-    return [
-        Converted(target / name, len(labels), sum(file.stat().st_size for file in (target / name).iterdir()))
-        for name, (_, labels) in sets.items()
-    ]
+    return [Converted.of(target / name, len(labels)) for name, (_, labels) in sets.items()]
 
 
 def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray:

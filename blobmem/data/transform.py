@@ -9,12 +9,14 @@ Caffe. Chance is a function of the seed, the layer's name and the item's positio
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import numpy as np
 
-from blobmem.data.datum import RecordError, Shape, dims
+from blobmem.data.datum import Misfit, Shape, dims
 from blobmem.data.images import Color
 from blobmem.errors import NetError
 from blobmem.proto.arrays import blob_array
@@ -33,10 +35,14 @@ def random_words(seed: int, name: str, position: int, count: int) -> list[Choice
 
     Philox4x64-10 (Salmon et al. 2011), whose key is a digest of seed and name and whose counter is the position.
     """
+    words = random_stream(seed, name, position).random_raw(4 * count)
+    return [tuple(four) for four in words.reshape(count, 4).tolist()]
+
+
+def random_stream(seed: int, name: str, low: int, high: int = 0) -> np.random.Philox:
+    """The generator of seed and name, from a counter of the two words `low` and `high` on."""
     key = np.frombuffer(hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=16).digest(), dtype="<u8")
-    counter = np.array([position, 0, 0, 0], dtype=np.uint64)
-    generator = np.random.Philox(key=key, counter=counter)
-    return [tuple(words) for words in generator.random_raw(4 * count).reshape(count, 4).tolist()]
+    return np.random.Philox(key=key, counter=np.array([low, high, 0, 0], dtype=np.uint64))
 
 
 class Transformer:
@@ -62,17 +68,18 @@ class Transformer:
         self._mean_file: str = param.mean_file
         self._mean_values = np.array(param.mean_value, dtype=self.dtype).reshape(-1, 1, 1)
         self._mean: np.ndarray | None = None
-        self._fail = fail
+        # not kept as it is: a layer that its own transformer keeps would outlive its net
+        self._fail = weakref.WeakMethod(fail) if isinstance(fail, MethodType) else lambda: fail
         if param.force_color and param.force_gray:
             raise fail("force_gray", "only one of force_color and force_gray", "both")
         if self._mean_file and len(self._mean_values):
             raise fail("mean_file", "either a mean_file or mean_value", "both")
 
     def output_shape(self, shape: Shape) -> Shape:
-        """The shape of an item made of a record of that shape. Raises RecordError if it can be made of none such."""
-        mean = self._mean_image()
+        """The shape of an item made of a record of that shape. Raises Misfit if it can be made of none such."""
+        mean = self.mean_image()
         if mean is not None and mean.shape != shape:
-            raise RecordError(f"it is {dims(shape)}, and the mean in {self._mean_file} is {dims(mean.shape)}")
+            raise Misfit(f"it is {dims(shape)}, and the mean in {self._mean_file} is {dims(mean.shape)}")
         return self.crop_of(shape)
 
     def crop_of(self, shape: Shape) -> Shape:
@@ -80,11 +87,11 @@ class Transformer:
         channels, height, width = shape
         values = len(self._mean_values)
         if values not in (0, 1, channels):
-            raise RecordError(f"it has {channels} channels, and mean_value {values} values: give 1 or {channels}")
+            raise Misfit(f"it has {channels} channels, and mean_value {values} values: give 1 or {channels}")
         if not self.crop:
             return shape
         if min(height, width) < self.crop:
-            raise RecordError(f"it is {dims(shape)}, too small for crop_size {self.crop}")
+            raise Misfit(f"it is {dims(shape)}, too small for crop_size {self.crop}")
         return (channels, self.crop, self.crop)
 
     def place(self, values: np.ndarray, out: np.ndarray, choice: Choice = (0, 0, 0, 0)) -> None:
@@ -122,21 +129,26 @@ class Transformer:
             top, left = (room // 2 for room in spare)
         return (slice(None), slice(top, top + self.crop), slice(left, left + self.crop))
 
-    def _mean_image(self) -> np.ndarray | None:
+    def mean_image(self) -> np.ndarray | None:
         """The mean file's array (channels, height, width), or None. Raises NetError if the file is no mean."""
         if self._mean is None and self._mean_file:
             try:
                 values = blob_array(read_binary(self._mean_file, BlobProto))
             except NetError as error:
-                raise self._fail("mean_file", f"an array in a binaryproto file ({error})") from None
+                raise self._error("mean_file", f"an array in a binaryproto file ({error})") from None
             shape: tuple[int, ...] = () if values is None else values.shape
             if len(shape) == 4 and shape[0] == 1:
                 shape = shape[1:]
             if values is None or len(shape) != 3:
-                raise self._fail(
+                raise self._error(
                     "mean_file",
                     "one array of channels x height x width",
                     f"{dims(shape) or 'no values'} in {self._mean_file}",
                 )
             self._mean = values.reshape(shape).astype(self.dtype)
         return self._mean
+
+    def _error(self, *parts: str) -> NetError:
+        fail = self._fail()
+        assert fail is not None, "the layer is there while its transformer is used"
+        return fail(*parts)

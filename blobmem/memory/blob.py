@@ -66,6 +66,17 @@ class _Half:
         self.frozen_epoch = -1
         self.version = -1
 
+    def is_held(self, writeable: bool = False) -> bool:
+        """Whether anybody else still holds an array over the bytes (a writable one, if so asked)."""
+        if self.array is not None and sys.getrefcount(self.array) > 2:
+            return True
+        self.array, self.epoch = None, -1
+        if not writeable:
+            if self.frozen is not None and sys.getrefcount(self.frozen) > 2:
+                return True
+            self.frozen, self.frozen_epoch = None, -1
+        return self.view.memory.lent(self.view.offset, self.view.nbytes, writeable)
+
 
 class Blob:
     """An N-dimensional array, `data`, and its gradient, `diff`, each a view of a SyncedMemory.
@@ -321,13 +332,17 @@ class Blob:
     def touch_if_held(self) -> None:
         """Count a host write of the data if somebody still holds a writable array over it."""
         half, view = self._data, self._data.view
-        held = half.array is not None and sys.getrefcount(half.array) > 2
-        if not held:
-            half.array, half.epoch = None, -1
-            held = view.memory.lent(view.offset, view.nbytes, writeable=True)
-        if held:
+        if half.is_held(writeable=True):
             view.memory.allow_late(view.offset, view.nbytes)
             self._writable(half, Intent.WRITE)
+
+    def clear_diff(self) -> None:
+        """Set the gradient to zero, at once in arrays that somebody still holds; otherwise no byte is touched."""
+        half = self._diff_half()
+        if half.is_held() and self.device.compute:
+            self._writable(half, Intent.OVERWRITE).fill(0)
+        else:
+            half.view.memory.clear(half.view.offset, half.view.nbytes)
 
     def _frozen(self, half: _Half) -> np.ndarray:
         view = half.view

@@ -330,10 +330,9 @@ class Net(Access):
             self.reshape()  # draws are bound to the seed when a net is compiled
 
     def clear_param_diffs(self) -> None:
-        """Set all parameter gradients to zero, without touching their bytes."""
+        """Set all parameter gradients to zero, without touching bytes that nobody holds an array over."""
         for entry in self.learnable:
-            view = entry.blob.diff_view
-            view.memory.clear(view.offset, view.nbytes)
+            entry.blob.clear_diff()
 
     # ---------------------------------------------------------------- parameters and files
 

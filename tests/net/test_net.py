@@ -107,6 +107,30 @@ def test_gradients_accumulate_until_cleared(device):
     np.testing.assert_array_equal(net.params["ip1"][0].diff, once)
 
 
+def test_clearing_gradients_shows_in_arrays_that_a_script_holds(device):
+    net = filled(Net(MLP, TRAIN, device=device, seed=1))
+    net.forward()
+    net.backward()
+    blob, unseen = net.params["ip1"]
+    for held in (blob.diff, blob.diff[1:], blob.cpu_diff()):
+        blob.diff[...] = 2
+        assert held.any()
+        net.clear_param_diffs()
+        assert not held.any() and not blob.diff.any()
+    assert unseen.diff_view.memory.is_zero(0, unseen.nbytes)
+    held = blob.diff
+    net.clear_param_diffs()
+    held[...] = 1  # a write, as long as the other side has not been asked
+    once = net.params["ip2"][0].diff.copy()
+    net.backward()
+    added = blob.diff.copy()
+    del held
+    net.clear_param_diffs()
+    assert blob.diff_view.memory.is_zero(0, blob.nbytes) and not once.any()
+    net.backward()
+    np.testing.assert_allclose(added, blob.diff + 1, rtol=1e-6)
+
+
 def test_backward_from_a_hand_set_gradient(device):
     net = filled(Net(MLP, TRAIN, device=device, seed=1))
     net.forward()

@@ -1,13 +1,16 @@
 import gc
+import itertools
 import os
 import subprocess
 import sys
 import threading
 
+import lmdb
+import numpy as np
 import pytest
 
-from blobmem.data import database
-from blobmem.data.database import Records
+from blobmem.data.database import Records, kind_of, open_records
+from blobmem.data.datum import RecordError
 from blobmem.errors import NetError
 
 
@@ -50,30 +53,26 @@ def test_a_database_of_one_record(make):
     assert keys(Records(make([b"only"])), 5, 3) == [0, 0, 0]
 
 
-def test_readers_share_one_environment_which_closes_with_the_last(ten):
-    import lmdb
-
-    first, second = Records(ten), Records(os.path.join(ten, "..", "db"))
-    assert first._environment is second._environment
-    assert keys(first, 0, 3) == [0, 1, 2]
-    assert keys(second, 5, 2) == [5, 6]
-    del first
-    gc.collect()
-    assert keys(second, 7, 1) == [7]
-    with pytest.raises(lmdb.Error):
-        lmdb.open(ten, readonly=True, lock=False)
-    del second
-    gc.collect()
-    lmdb.open(ten, readonly=True, lock=False).close()
-
-
-def test_a_reader_collected_while_another_one_opens_is_closed_later(ten):
-    reader = Records(ten)
-    with database._lock:
-        del reader
-        gc.collect()
-    again = Records(ten)
-    assert again._environment.users == 1
+@pytest.mark.parametrize("seed", range(4))
+def test_databases_of_any_history_read_as_lmdb_reads_them(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    path = str(tmp_path / "db")
+    sizes = [(0, 50), (0, 3000), (1500, 20000), (0, 9000)][seed]
+    with lmdb.open(path, map_size=2**26) as environment:
+        for _ in range(5):
+            with environment.begin(write=True) as transaction:
+                for key in rng.integers(0, 600, 300):
+                    if rng.random() < 0.3:
+                        transaction.delete(b"%05d" % key)
+                    else:
+                        transaction.put(b"%05d" % key * int(1 + key % 30), rng.bytes(rng.integers(*sizes)))
+        with environment.begin() as transaction:
+            expected = list(transaction.cursor())
+    records = Records(path)
+    assert len(records) == len(expected) > 100
+    assert list(records.read(0, len(expected))) == expected
+    for position in rng.integers(0, len(expected), 20).tolist():
+        assert list(records.read(position, 1)) == [expected[position]]
 
 
 def test_threads_read_one_database_at_once(make):
@@ -123,6 +122,42 @@ def test_opening_writes_nothing(ten):
     assert os.listdir(ten) == ["data.mdb"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_forked_child_does_not_move_its_parents_place(make):
+    path = make([b"%05d" % n * 400 for n in range(400)])
+    subprocess.run([sys.executable, "-c", RACING, path], check=True, timeout=60)
+
+
+RACING = """
+import os, sys
+from blobmem.data.database import Records
+records = Records(sys.argv[1])
+child = os.fork()
+good = all(value == key[3:] * 400 for _ in range(20) for key, value in records.read(0, 400))
+if not child:
+    os._exit(not good)
+assert good and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_files_are_closed_with_their_readers(ten):
+    psutil = pytest.importorskip("psutil")
+
+    def files():
+        return [file.path for file in psutil.Process().open_files() if file.path.endswith("db/data.mdb")]
+
+    readers = [Records(ten) for _ in range(3)]
+    assert len(files()) == 3
+    del readers
+    gc.collect()
+    assert files() == []
+
+
+def test_other_code_may_have_it_open(ten):
+    with lmdb.open(ten, readonly=True, lock=False):
+        assert keys(Records(ten), 3, 2) == [3, 4]
+
+
 def damage(path, change):
     file = os.path.join(path, "data.mdb")
     with open(file, "rb") as old:
@@ -135,11 +170,16 @@ def damage(path, change):
     "change, said",
     [
         (lambda data: b"", "is empty"),
-        (lambda data: data[:100], "cannot be opened as an LMDB database"),
-        (lambda data: b"\xff" * len(data), "cannot be opened as an LMDB database"),
+        (lambda data: data[:100], "cannot be opened as an LMDB database: data.mdb ends within its header"),
+        (lambda data: b"\xff" * len(data), "cannot be opened as an LMDB database: data.mdb has not the header"),
         (lambda data: data[: len(data) - 4096], "cut short"),
         (lambda data: data[: 2 * 4096], "cut short"),
+        (lambda data: data[:20] + b"\2" + data[21:], "its format has version 2, not 1"),
+        (lambda data: data[:16] + data[16:20][::-1] + data[20:], "another kind of machine"),
+        (lambda data: data[:12] + data[16:], "another kind of machine"),
+        (lambda data: data[:40] + b"\1\2\3\4" + data[44:], "its header is damaged"),
     ],
+    ids=["empty", "start", "noise", "page", "half", "version", "swapped", "narrow", "pagesize"],
 )
 def test_a_damaged_file_is_an_error_that_names_it(ten, change, said):
     damage(ten, change)
@@ -149,10 +189,85 @@ def test_a_damaged_file_is_an_error_that_names_it(ten, change, said):
 
 
 def test_pages_that_lead_nowhere_are_an_error(ten):
-    # the roots of the two versions of the main tree (a 48-byte record from 104 in each meta page ends with them)
+    # the roots of the two versions of the main tree (a 48-byte record from 88 in each meta page ends with them)
     damage(ten, lambda data: b"".join((data[:128], b"\x77" * 8, data[136:4224], b"\x77" * 8, data[4232:])))
-    with pytest.raises(NetError, match="damaged"):
+    with pytest.raises(NetError, match="damaged: it refers to page 8608480567731124087 of 3"):
         keys(Records(ten), 0, 1)
+
+
+def page_of(path, wanted):
+    """Number of the first page whose bytes say so."""
+    with open(os.path.join(path, "data.mdb"), "rb") as file:
+        data = file.read()
+    return next(n for n in range(2, len(data) // 4096) if wanted(data[4096 * n : 4096 * (n + 1)]))
+
+
+def test_a_damaged_page_stops_the_reading_where_it_is(make):
+    values = [b"%04d" % n * 200 for n in range(100)]
+    path = make(values)
+    page = page_of(path, lambda page: b"0050" * 200 in page)
+    first = next(n for n in range(100) if page == page_of(path, lambda page, n=n: values[n] in page))
+    damage(path, lambda data: data[: 4096 * page] + b"\xee" + data[4096 * page + 1 :])
+    records = Records(path)
+    for _ in range(2):
+        assert len(list(records.read(0, first))) == first
+        with pytest.raises(NetError, match=f"{path} is damaged: page {page} is not what it should be"):
+            list(records.read(first, 1))
+        with pytest.raises(NetError, match=f"page {page}"):
+            list(records.read(99, 1))
+
+
+def test_a_damaged_record_leaves_the_others_readable(make):
+    path = make([b"%04d" % n * 2000 for n in range(10)])
+    page = page_of(path, lambda page: page[16:].startswith(b"0003"))
+    damage(path, lambda data: data[: 4096 * page] + b"\xee" + data[4096 * page + 1 :])
+    records = Records(path)
+    found = list(itertools.islice(records.items(0), 12))
+    assert [int(key) for key, _ in found] == [*range(10), 0, 1]
+    assert [int(key) for key, value in found if isinstance(value, RecordError)] == [3]
+    assert f"page {page}" in str(found[3][1])
+    with pytest.raises(NetError, match=f"record b'00000003' of {path} cannot be used: page {page}"):
+        list(records.read(2, 3))
+    assert keys(records, 4, 2) == [4, 5]
+
+
+def test_a_database_cut_short_while_it_is_read_is_an_error(make):
+    path = make([b"%04d" % n * 2000 for n in range(50)])
+    records = Records(path)
+    list(records.read(0, 5))
+    os.truncate(os.path.join(path, "data.mdb"), 20 * 4096)
+    with pytest.raises(NetError, match="cut short since it was opened"):
+        list(records.read(5, 45))
+
+
+FUZZED = {"small": lambda n: 30, "mixed": lambda n: n * 977 % 9000}
+
+
+@pytest.mark.parametrize("kind", FUZZED)
+def test_any_damage_is_an_error_or_other_bytes(make, kind):
+    path = make([bytes([n % 256]) * FUZZED[kind](n) for n in range(200)])
+    rng = np.random.default_rng(5)
+    with open(os.path.join(path, "data.mdb"), "rb") as file:
+        good = file.read()
+    stopped = 0
+    for _ in range(300):
+        bad = bytearray(good)
+        for _ in range(rng.choice([1, 3, 10])):
+            place = (
+                4096 * rng.integers(len(bad) // 4096) + rng.integers(64)
+                if rng.random() < 0.7
+                else rng.integers(len(bad))
+            )
+            bad[place] = rng.choice([0, 255, rng.integers(256), bad[place] ^ (1 << rng.integers(8))])
+        damage(path, lambda _, bad=bad: bad)
+        try:
+            records = Records(path)
+            for _, value in itertools.islice(records.items(0), min(len(records), 500)):
+                assert isinstance(value, bytes | RecordError)
+        except NetError as error:
+            assert path in str(error)
+            stopped += 1
+    assert stopped > 5
 
 
 def test_a_missing_file_and_one_without_records(make, tmp_path):
@@ -162,8 +277,27 @@ def test_a_missing_file_and_one_without_records(make, tmp_path):
         Records(make([]))
 
 
-def test_a_database_that_other_code_has_open(ten):
-    import lmdb
+def test_values_of_several_for_one_key_are_refused(tmp_path):
+    with lmdb.open(str(tmp_path), map_size=2**20, max_dbs=0) as environment:
+        with environment.begin(write=True) as transaction:
+            transaction.put(b"a", b"1")
+        environment.sync(True)
+    damage(str(tmp_path), lambda data: b"".join((data[:92], b"\4", data[93:4188], b"\4", data[4189:])))
+    with pytest.raises(NetError, match="DUPSORT"):
+        Records(tmp_path)
 
-    with lmdb.open(ten, readonly=True, lock=False), pytest.raises(NetError, match="open in this process"):
-        Records(ten)
+
+def test_a_named_database_is_no_record(tmp_path):
+    with lmdb.open(str(tmp_path), map_size=2**20, max_dbs=1) as environment:
+        environment.open_db(b"name")
+    with pytest.raises(NetError, match="record b'name' .* no plain record"):
+        list(Records(tmp_path).read(0, 1))
+
+
+def test_the_kind_of_a_database_shows_in_its_files(ten, tmp_path):
+    assert kind_of(ten) == "LMDB"
+    assert kind_of(tmp_path) is None
+    assert kind_of(tmp_path / "absent") is None
+    (tmp_path / "CURRENT").write_text("MANIFEST-000001\n")
+    assert kind_of(tmp_path) == "LEVELDB"
+    assert isinstance(open_records(ten), Records)

@@ -3,12 +3,17 @@ import io
 import logging
 import os
 import re
+import threading
+import time
 import tracemalloc
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from blobmem import TEST, TRAIN, Net, NetError, SimulatedDevice, build_nets
+from blobmem.data import waiting_time
+from blobmem.data.batches import BatchLoader
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
 
@@ -147,6 +152,124 @@ def test_a_bad_record_stops_the_run_where_it_was(make):
         assert layer_of(made).position == 4
 
 
+# ---------------------------------------------------------------- made ahead
+
+
+OPTIONS = {"transform": "crop_size: 3 mirror: true scale: 0.25", "batch": 3}
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 50])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["single", "double"])
+def test_prefetching_changes_no_bit(ten, ahead, dtype):
+    plain = net(ten, extra="backend: LMDB prefetch: 0", dtype=dtype, **OPTIONS)
+    made = net(ten, extra=f"backend: LMDB prefetch: {ahead}", dtype=dtype, **OPTIONS)
+    for number in range(40):
+        if number in (13, 14, 30):
+            for one in (plain, made):
+                layer_of(one).load_state_dict({"position": 7 * number})
+        if number == 20:
+            plain.reseed(99)
+            made.reseed(99)
+        first = {name: array.copy() for name, array in plain.forward().items()}
+        second = made.forward()
+        assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert layer_of(plain).buffered == 0
+    assert 0 < layer_of(made).buffered <= ahead * 3 * 512
+
+
+def test_a_batch_of_one_keeps_its_shapes_when_made_ahead(make):
+    items = [np.full((1, 3, n % 5 + 2), n, np.uint8) for n in range(7)]
+    made = net(make(items), batch=1)
+    for number in range(40):
+        outputs = made.forward()
+        assert np.array_equal(outputs["data"], items[number % 7][np.newaxis])
+        assert outputs["label"].tolist() == [number % 7]
+        if number % 3 == 0:
+            made.needs()
+            made.prepare()
+            assert made.blobs["data"].shape == (1, *items[(number + 1) % 7].shape)
+
+
+def test_an_error_of_a_batch_made_ahead_stops_the_pass_that_takes_it(make):
+    items = list(make.pictures(23))
+    made = net(make([*items[:19], b"\xff", *items[19:]]))
+    for first in (0, 4, 8, 12):
+        assert labels_of(made)[0] == first
+    for _ in range(3):
+        with pytest.raises(NetError, match=r"^net\.prototxt: layer 'images' \(Data\), source: record b'00000019'"):
+            made.forward()
+        assert layer_of(made).position == 16
+    layer_of(made).load_state_dict({"position": 20})
+    assert labels_of(made) == [20, 21, 22, 23]
+
+
+def test_the_time_that_passes_wait_is_counted(ten, monkeypatch):
+    made = net(ten, extra="backend: LMDB prefetch: 0")
+    assert waiting_time(made) == 0
+    load = BatchLoader.load
+
+    def slow(*arguments):
+        time.sleep(0.02)
+        load(*arguments)
+
+    monkeypatch.setattr(BatchLoader, "load", slow)
+    for _ in range(3):
+        made.run_forward()
+    assert 0.06 <= waiting_time(made) == layer_of(made).waited < 5
+
+
+def test_a_net_made_of_several_sources_counts_them_all(ten):
+    made = net(ten, more=text(ten, top='top: "other"').replace('"images"', '"more"'))
+    made.run_forward()
+    first, second = made.layers
+    assert waiting_time(made) == first.waited + second.waited > second.waited > 0
+
+
+def test_threads_end_with_their_net(ten):
+    made = Net(read_net(text(ten).replace('"images"', '"mortal"')), TRAIN, seed=1)
+    for _ in range(6):
+        made.run_forward()
+
+    def alive():
+        return [thread for thread in threading.enumerate() if thread.name.startswith("blobmem-mortal")]
+
+    threads = alive()
+    assert threads
+    gc.disable()
+    try:
+        del made
+        for thread in threads:
+            thread.join(10)
+        assert not alive()
+    finally:
+        gc.enable()
+
+
+# ---------------------------------------------------------------- leaving out damaged records
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_damaged_records_are_left_out_where_that_is_asked_for(make, caplog, ahead):
+    items = list(make.pictures(10))
+    path = make([*items[:2], b"\xff", b"\xfe", *items[4:]])
+    made = net(path, extra=f"backend: LMDB prefetch: {ahead}", skip_damaged=True)
+    batches = [[0, 1, 4, 4], [4, 5, 6, 7], [8, 9, 0, 1], [4, 4, 4, 5], [6, 7, 8, 9]]
+    assert [labels_of(made) for _ in range(5)] == batches
+    assert layer_of(made).position == 20
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    for number, text in enumerate(said):
+        assert text.startswith(f"net.prototxt: layer 'images' (Data), source: record b'0000000{number + 2}' of {path} ")
+        assert text.endswith(f"it is skipped ({number + 1} so far)")
+    assert len(said) == 2
+
+
+def test_shapes_of_single_records_are_those_of_the_next_good_ones(make):
+    items = [np.full((1, 3, n + 2), n, np.uint8) for n in range(4)]
+    made = net(make([items[0], b"\xff", items[2], items[3]]), batch=1, skip_damaged=True)
+    for n in (0, 2, 2, 3, 0, 2, 2, 3, 0):
+        assert np.array_equal(made.forward()["data"], items[n][np.newaxis])
+
+
 # ---------------------------------------------------------------- what is there, what is said
 
 
@@ -163,7 +286,7 @@ def test_an_absent_database_says_where_it_was_looked_for_and_what_to_do(tmp_path
     (tmp_path / "folder").mkdir()
     with pytest.raises(NetError, match="a folder without it"):
         net(tmp_path / "folder")
-    with pytest.raises(NetError, match="source: expected the folder of an LMDB database, got nothing"):
+    with pytest.raises(NetError, match="source: expected the folder of an LMDB or LevelDB database, got nothing"):
         net("")
 
 
@@ -176,17 +299,37 @@ def test_the_absence_of_mnist_names_the_command(tmp_path):
     assert f"`blobmem convert mnist {tmp_path / 'mnist'} {tmp_path}`" in str(raised.value)
 
 
-def test_leveldb_is_refused_and_says_what_to_state(ten, tmp_path):
+def test_a_kind_that_is_not_there_is_refused_and_says_what_is(ten, tmp_path):
     level = tmp_path / "level"
     level.mkdir()
     (level / "CURRENT").write_text("MANIFEST-000001\n")
-    for extra in ("backend: LEVELDB", ""):
-        with pytest.raises(NetError, match=r"layer 'images' \(Data\), backend: expected `backend: LMDB`"):
-            net(level, extra=extra)
-    with pytest.raises(NetError, match=r"is one\), got LEVELDB"):
+    with pytest.raises(NetError, match=r"layer 'images' \(Data\), backend: expected LEVELDB, which .* is, got LMDB"):
+        net(level)
+    with pytest.raises(NetError, match="backend: expected LMDB, which .* is, got LEVELDB"):
         net(ten, extra="backend: LEVELDB")
-    with pytest.raises(NetError, match=r"is absent\), got LEVELDB"):
+    with pytest.raises(NetError, match="source: expected the folder of a LevelDB database, with CURRENT in it, got"):
         net(tmp_path / "absent", extra="backend: LEVELDB")
+    with pytest.raises(NetError, match=r"of an LMDB or LevelDB database, with data\.mdb or CURRENT in it, got"):
+        net(tmp_path / "absent", extra="")
+
+
+@pytest.mark.parametrize("extra", ["", "backend: LEVELDB"], ids=["unstated", "stated"])
+def test_leveldb_databases_are_read(make, tmp_path, extra):
+    plyvel = pytest.importorskip("plyvel", reason="plyvel, an optional extra, is not installed")
+    items = make.pictures(10)
+    database = plyvel.DB(str(tmp_path / "level"), create_if_missing=True)
+    for number, item in enumerate(items):
+        database.put(b"%08d" % number, make.datum(item, number).SerializeToString())
+    database.close()
+    train, test = net(tmp_path / "level", extra=extra), net(tmp_path / "level", TEST, extra=extra)
+    for first in (0, 4, 8, 12):
+        wanted = np.arange(first, first + 4) % 10
+        for made in (train, test):
+            outputs = made.forward()
+            assert outputs["label"].tolist() == wanted.tolist()
+            assert np.array_equal(outputs["data"], items[wanted])
+    layer_of(train).load_state_dict({"position": 35})
+    assert labels_of(train) == [5, 6, 7, 8]
 
 
 def test_an_lmdb_without_a_backend_stated_is_read_as_one(ten, caplog):
@@ -197,9 +340,8 @@ def test_an_lmdb_without_a_backend_stated_is_read_as_one(ten, caplog):
 
 
 def test_old_files_ask_for_colour_in_data_param(make, ten):
-    pillow = pytest.importorskip("PIL.Image", reason="Pillow, an optional extra, is not installed")
     file = io.BytesIO()
-    pillow.fromarray(make.pictures(1)[0, 0]).save(file, "PNG")
+    PIL.Image.fromarray(make.pictures(1)[0, 0]).save(file, "PNG")
     gray = make([caffe_pb2.Datum(encoded=True, data=file.getvalue(), label=6)], "gray")
     assert net(gray).blobs["data"].shape == (4, 1, 4, 5)
     made = net(gray, extra="force_encoded_color: true")
@@ -306,19 +448,26 @@ def test_on_a_simulated_device_only_the_batch_travels(ten):
     assert after.htod_bytes - before.htod_bytes == 4 * (20 + 1) * 4
 
 
-def test_passes_take_no_new_memory(make):
-    made = net(make(make.pictures(100, (1, 28, 28))), batch=64, transform="scale: 0.00390625")
-    for _ in range(3):
+@pytest.mark.parametrize("ahead, most", [(0, 16384), (4, 4 * 64 * 4 * 785 + 2**18)])
+def test_passes_take_no_new_memory(make, ahead, most):
+    made = net(
+        make(make.pictures(100, (1, 28, 28))),
+        batch=64,
+        transform="scale: 0.00390625",
+        extra=f"backend: LMDB prefetch: {ahead}",
+    )
+    for _ in range(5):
         made.run_forward()
     tracemalloc.start()
     try:
         made.run_forward()
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        for _ in range(20):
+        for _ in range(30):
             made.run_forward()
         now, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert now - before < 16384
-    assert peak - before < 2**17
+    # 6 MB of batches went by
+    assert now - before < most
+    assert peak - before < most + 2**18

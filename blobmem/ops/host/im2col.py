@@ -58,10 +58,8 @@ def _roll(start, stop, dx, dy, table, plane_size, taps, stride, pad, dilation, x
                 if source < 0 or high <= low:
                     continue
                 at = ((plane * tap_rows * taps + tap) * rows + r) * y_size
-                seen, values = (
-                    dy[at + low : at + high],
-                    dx[plane * plane_size + source * x_size + shift + low * stride :],
-                )
+                to = plane * plane_size + source * x_size + shift + low * stride
+                seen, values = dy[at + low : at + high], dx[to:]
                 for j in range(seen.size):
                     values[j * stride] += seen[j]
 

@@ -62,6 +62,10 @@ def regions(rng, dtype):
     return np.hstack([rng.integers(0, 3, (5, 1)), ends, ends + rng.integers(0, 9, (5, 2))]).astype(dtype)
 
 
+def zeros_and_ones(*shape):
+    return lambda rng, dtype: rng.integers(0, 2, shape).astype(dtype)
+
+
 def small(*shape):
     return lambda rng, dtype: (0.05 * rng.standard_normal(shape)).astype(dtype)
 
@@ -69,7 +73,7 @@ def small(*shape):
 X, Y = (3, 6, 11, 9), (3, 6, 6, 4)  # what WINDOW makes of X
 CX, CW, CY = (3, 6, 11, 9), (8, 3, 3, 3), (3, 8, 6, 9)  # and CONV
 F = (3, 6, 99)
-SEQUENCE = [(60, 9, 7), mask(0, 2, 60, 9, dtype=np.float32), (9, 5)]  # x, cont, x_static of recurrent layers
+SEQUENCE = [(60, 9, 7), zeros_and_ones(60, 9), (9, 5)]  # x, cont, x_static of recurrent layers
 STATES = [Out(9, 120)] * 2
 
 # Operands in order: a tuple is an input of that shape, a function makes one, None is absent.
@@ -158,8 +162,8 @@ CASES = {
                        lambda rng, dtype: rng.random((60, 9, 480), dtype), (61, 9, 120), (9, 120), (60, 9, 120),
                        (9, 120), (9, 120), Out(60, 9, 7), Out(9, 5), *STATES, Out(480, 7), Out(480), Out(480, 5),
                        Out(480, 120)], {"accumulate": False}),
-    "lstm_unit_forward": ([(9, 700), (9, 2800), mask(0, 2, 9, dtype=np.float32), Out(9, 700), Out(9, 700)], {}),
-    "lstm_unit_backward": ([(9, 700), (9, 2800), mask(0, 2, 9, dtype=np.float32), (9, 700), (9, 700), Out(9, 700),
+    "lstm_unit_forward": ([(9, 700), (9, 2800), zeros_and_ones(9), Out(9, 700), Out(9, 700)], {}),
+    "lstm_unit_backward": ([(9, 700), (9, 2800), zeros_and_ones(9), (9, 700), (9, 700), Out(9, 700),
                             Out(9, 2800)], {}),
     "max_pool_forward": ([X, Out(*Y), Out(*Y, dtype=np.int32)], WINDOW),
     "max_pool_backward": ([Y, mask(0, 99, *Y), Out(*X)], WINDOW),

@@ -153,11 +153,12 @@ def test_lstm_backward(size, dtype, close, garbage):
     case = Case(size, 4, dtype)
     kept = run_lstm(case, garbage)[3:]
     expected = lstm_gradients_by_steps(case.wide())
+    parameters = like(garbage, *expected[4:])
     for times in (1, 2):  # adds to parameters' gradients, and can be done again
-        got = like(garbage, *expected) if times == 1 else [*like(garbage, *expected[:4]), *got[4:]]
-        lstm_gradients(case, kept, got, accumulate=times > 1)
-        compare(close, got[:4], expected[:4])
-        compare(close, got[4:], [None if array is None else times * array for array in expected[4:]])
+        bottoms = like(garbage, *expected[:4])
+        lstm_gradients(case, kept, [*bottoms, *parameters], accumulate=times > 1)
+        compare(close, bottoms, expected[:4])
+        compare(close, parameters, [None if array is None else times * array for array in expected[4:]])
 
 
 def test_lstm_gradients_that_nobody_wants_or_gives(dtype, close, garbage):
@@ -239,11 +240,12 @@ def test_rnn_backward(size, dtype, close, garbage):
     case = Case(size, 1, dtype)
     hiddens = run_rnn(case, garbage)[2]
     expected = rnn_gradients_by_steps(case.wide())
+    parameters = like(garbage, *expected[3:])
     for times in (1, 2):
-        got = like(garbage, *expected) if times == 1 else [*like(garbage, *expected[:3]), *got[3:]]
-        rnn_gradients(case, hiddens, got, accumulate=times > 1)
-        compare(close, got[:3], expected[:3], 40)
-        compare(close, got[3:], [None if array is None else times * array for array in expected[3:]], 40)
+        bottoms = like(garbage, *expected[:3])
+        rnn_gradients(case, hiddens, [*bottoms, *parameters], accumulate=times > 1)
+        compare(close, bottoms, expected[:3], 40)
+        compare(close, parameters, [None if array is None else times * array for array in expected[3:]], 40)
 
 
 def test_rnn_gradients_that_nobody_wants_or_gives(dtype, close, garbage):
@@ -285,7 +287,8 @@ def test_lstm_unit(units, dtype, close, garbage):
 
 
 def test_functions_hold_their_digits_everywhere(dtype, garbage):
-    x = np.concatenate([np.linspace(-30, 30, 4001), [s * 10.0**e for s in (-1, 1) for e in range(-30, 3)]]).astype(dtype)
+    small = [sign * 10.0**exponent for sign in (-1, 1) for exponent in range(-30, 3)]
+    x = np.concatenate([np.linspace(-30, 30, 4001), small]).astype(dtype)
     sums = np.empty((1, 4 * x.size), dtype)
     i, f, o, g = np.split(sums, 4, axis=1)
     c, h = garbage(1, x.size), garbage(1, x.size)
@@ -425,7 +428,8 @@ def test_turns(slices, workers, patience):
     turns, values = np.zeros(turns_size(slices), np.int64), np.zeros((2, slices), np.int64)
     late = np.zeros(slices, np.int64)
     _walk(turns, 0, slices, 0, 0, values, late)  # compiles
-    crowd = [threading.Thread(target=_walk, args=(turns, i, slices, steps, patience, values, late)) for i in range(workers)]
+    rest = slices, steps, patience, values, late
+    crowd = [threading.Thread(target=_walk, args=(turns, own, *rest)) for own in range(workers)]
     for thread in crowd:
         thread.start()
     for thread in crowd:

@@ -1,0 +1,284 @@
+"""The file of an LMDB database, read as a file: pages, and the leaves of the main tree in key order.
+
+LMDB itself reads through a map of the file and trusts what it finds there: a file that is cut short, or a flipped bit
+in an offset, ends the process. Here all is read with file reads and checked before it is used, so that damage is an
+error. Nothing is shared with the process's other readers, no lock is taken and nothing is written: databases on
+read-only disks work, in any number of threads and processes.
+
+The format is LMDB's data version 1, with the word size and byte order of 64-bit little-endian machines:
+
+    page      u64 number, u16 -, u16 flags, u16 lower, u16 upper; lower ends the array of u16 offsets that begins
+              at 16, one for each node. In an overflow page a u32 at 12 counts the pages of its run.
+    node      u16 low, u16 high, u16 flags, u16 key size, key; in leaves then the value, whose size is low | high << 16,
+              or, where flags has BIG, the u64 number of the overflow page after whose header the value lies. In
+              branches low | high << 16 | flags << 32 is the number of a child.
+    pages 0, 1  two versions of the meta data: at 16 u32 magic, u32 version, u64 -, u64 -, two trees of 48 bytes
+              (u32 page size [of the first], u16 flags, u16 depth, u64 branches, u64 leaves, u64 overflow pages,
+              u64 entries, u64 root), u64 last page, u64 transaction; the later transaction counts.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from blobmem.data.datum import RecordError
+from blobmem.errors import NetError
+
+DATA_FILE = "data.mdb"
+"""The file that makes a folder an LMDB database."""
+
+Item = tuple[bytes, bytes | RecordError]
+"""Key and value of a record; where that is damaged, what is wrong with it."""
+
+_MAGIC = 0xBEEFC0DE
+_BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8
+_BIG = 1
+_NO_PAGE = 2**64 - 1
+
+_HEADER = struct.Struct("<QHHHH")
+_RUN = struct.Struct("<QHHI")
+_NODE = struct.Struct("<HHHH")
+_NUMBER = struct.Struct("<Q")
+_META_DATA = struct.Struct("<II16x I44x 4xHH24xQQ QQ")
+_META_BYTES = _HEADER.size + _META_DATA.size
+_DEPTH_LIMIT = 32  # LMDB's own
+_DUPLICATES = 4
+
+_HAS_PREAD = hasattr(os, "pread")
+_AHEAD_PAGES = 32  # read together where leaves follow one another, as in databases of small records
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    page_size: int
+    flags: int
+    depth: int
+    entries: int
+    root: int
+    last_page: int
+    transaction: int
+
+
+class LmdbFile:
+    """An LMDB database's file, open for reading by one thread at a time.
+
+    Attributes:
+        entries: number of records.
+
+    Raises NetError unless the folder holds a database that is whole.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        path = os.path.join(folder, DATA_FILE)
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        except (FileNotFoundError, NotADirectoryError):
+            raise NetError(f"{folder} is no LMDB database: there is no {path}") from None
+        except OSError as error:
+            raise NetError(f"{folder} cannot be opened as an LMDB database: {error}") from None
+        weakref.finalize(self, self._file.close).atexit = False
+        meta = self._read_meta()
+        self._page_size = meta.page_size
+        self._last_page = meta.last_page
+        self._depth = meta.depth
+        self._root = meta.root
+        self.entries = meta.entries
+        self._window = b""  # pages read together, from _window_page on
+        self._window_page = 0
+
+    def damaged(self, what: str) -> NetError:
+        """The error that says so."""
+        return NetError(f"{self.folder} is damaged: {what}; copy or create it again")
+
+    # ---------------------------------------------------------------- meta data
+
+    def _read_meta(self) -> _Meta:
+        size = os.fstat(self._file.fileno()).st_size
+        if not size:
+            raise NetError(f"{self.folder} is no LMDB database: its {DATA_FILE} is empty")
+        first = self._meta_at(0)
+        second = self._meta_at(first.page_size)
+        meta = second if second.transaction > first.transaction else first
+        expected = (meta.last_page + 1) * meta.page_size
+        if size < expected:
+            raise NetError(
+                f"{self.folder} is cut short: {DATA_FILE} has {size} bytes of {expected}; copy or create it again "
+                "(if it was ever whole, `mdb_copy -c` can repair it)"
+            )
+        if meta.flags & _DUPLICATES:
+            raise NetError(f"{self.folder} has several values for one key (DUPSORT): copy it into a database without")
+        if meta.entries and not 0 < meta.depth <= _DEPTH_LIMIT:
+            raise self.damaged(f"its tree has {meta.depth} levels")
+        return meta
+
+    def _meta_at(self, offset: int) -> _Meta:
+        raw = self._read_at(offset, _META_BYTES)
+        no_database = f"{self.folder} cannot be opened as an LMDB database: "
+        if len(raw) < _META_BYTES:
+            raise NetError(f"{no_database}{DATA_FILE} ends within its header")
+        magic, version, page_size, flags, depth, entries, root, last, transaction = _META_DATA.unpack_from(
+            raw, _HEADER.size
+        )
+        if magic != _MAGIC:
+            swapped = _MAGIC.to_bytes(4, "big"), _MAGIC.to_bytes(4, "little")
+            if any(mark in raw[:24] for mark in swapped):
+                raise NetError(
+                    f"{no_database}it was made on another kind of machine (32 bits, or another byte order); copy it "
+                    "with mdb_dump there and mdb_load here"
+                )
+            raise NetError(f"{no_database}{DATA_FILE} has not the header of one")
+        if version != 1:
+            raise NetError(f"{no_database}its format has version {version}, not 1")
+        if not 256 <= page_size <= 65536 or page_size & (page_size - 1) or not _HEADER.unpack_from(raw)[2] & _META:
+            raise NetError(f"{no_database}its header is damaged")
+        return _Meta(page_size, flags, depth, entries, root, last, transaction)
+
+    # ---------------------------------------------------------------- pages
+
+    def _read_at(self, offset: int, count: int) -> bytes:
+        """Up to `count` bytes from `offset` on; fewer only at the end of the file."""
+        try:
+            data = _read_at(self._file, offset, count)
+            while len(data) < count:
+                more = _read_at(self._file, offset + len(data), count - len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise NetError(f"{self.folder} cannot be read: {error}") from None
+        return data
+
+    def _page(self, number: int, kind: int) -> bytes:
+        """A branch or leaf page, with its number, kind and the bounds of its offsets checked."""
+        if number > self._last_page:
+            raise self.damaged(f"it refers to page {number} of {self._last_page + 1}")
+        size = self._page_size
+        held = len(self._window) // size
+        index = number - self._window_page
+        if not 0 <= index < held:
+            count = _AHEAD_PAGES if 0 <= index - held <= 1 else 1
+            self._window = b""  # not the old pages and the new ones at once
+            self._window = self._read_at(number * size, min(count, self._last_page + 1 - number) * size)
+            self._window_page, index = number, 0
+            if len(self._window) < size:
+                raise self.damaged(f"it has been cut short since it was opened, before page {number}")
+        page = self._window[index * size : (index + 1) * size]
+        found, _, flags, lower, upper = _HEADER.unpack_from(page)
+        if found != number or flags & (_BRANCH | _LEAF | _OVERFLOW | _META) != kind:
+            raise self.damaged(f"page {number} is not what it should be")
+        if not _HEADER.size <= lower <= upper <= size or lower % 2:
+            raise self.damaged(f"the header of page {number} is wrong")
+        return page
+
+    def _children(self, number: int) -> list[int]:
+        page = self._page(number, _BRANCH)
+        children = []
+        for offset in _offsets(page):
+            if offset + _NODE.size > self._page_size:
+                raise self.damaged(f"page {number} has a node beyond its end")
+            low, high, top, _ = _NODE.unpack_from(page, offset)
+            children.append(low | high << 16 | top << 32)
+        return children
+
+    def overflow(self, number: int, size: int) -> bytes:
+        """The value of `size` bytes in the run of pages that begins with `number`. Raises RecordError."""
+        wanted = _RUN.size + size
+        pages = -(-wanted // self._page_size)
+        if number + pages > self._last_page + 1:
+            raise RecordError(f"its value of {size} bytes lies beyond the database's end: the database is damaged")
+        raw = self._read_at(number * self._page_size, wanted)
+        if len(raw) < wanted:
+            raise self.damaged(f"it has been cut short since it was opened, within page {number}")
+        found, _, flags, run = _RUN.unpack_from(raw)
+        if found != number or not flags & _OVERFLOW or run < pages:
+            raise RecordError(f"page {number}, where its value should be, is another one: the database is damaged")
+        return raw[_RUN.size :]
+
+    def leaves(self) -> Leaves:
+        """The leaves of the main tree, before the first one."""
+        return Leaves(self, self._root if self.entries else _NO_PAGE, self._depth)
+
+
+class Leaves:
+    """A walk over the leaves of a tree in key order.
+
+    Attributes:
+        first: number of the first record in the present leaf.
+        count: number of records in it.
+    """
+
+    def __init__(self, file: LmdbFile, root: int, depth: int) -> None:
+        self._file = file
+        self._depth = depth
+        self._path: list[list[int]] = [] if root == _NO_PAGE else [[root]]  # children yet to visit, in reverse order
+        self._page = b""
+        self._number = 0
+        self._offsets: tuple[int, ...] = ()
+        self.first = 0
+        self.count = 0
+
+    def advance(self) -> bool:
+        """Go to the next leaf; False at the end. Raises NetError where the tree is damaged."""
+        while self._path and not self._path[-1]:
+            self._path.pop()
+        if not self._path:
+            return False
+        while len(self._path) < self._depth:
+            self._path.append(self._file._children(self._path[-1].pop())[::-1])
+            if not self._path[-1]:
+                raise self._file.damaged("it has a branch page without children")
+        self._number = self._path[-1].pop()
+        self._page = self._file._page(self._number, _LEAF)
+        self._offsets = _offsets(self._page)
+        self.first += self.count
+        self.count = len(self._offsets)
+        if self.first + self.count > self._file.entries:
+            raise self._file.damaged(f"it has more than its {self._file.entries} records")
+        return True
+
+    def records(self, start: int) -> Iterator[Item]:
+        """Key and value of this leaf's records from its record `start` on; for a damaged value an error."""
+        page, node, end = self._page, _NODE.unpack_from, len(self._page)
+        for index, offset in enumerate(self._offsets[start:], self.first + start):
+            key_start = offset + _NODE.size
+            if key_start > end:
+                yield b"number %d" % index, self._damage()
+                continue
+            low, high, flags, key_size = node(page, offset)
+            start = key_start + key_size
+            stop = start + (low | high << 16)
+            key = page[key_start:start]
+            if not flags and stop <= end:
+                yield key, page[start:stop]
+            elif flags == _BIG and start + _NUMBER.size <= end:
+                yield key, self._big_value(_NUMBER.unpack_from(page, start)[0], stop - start)
+            else:
+                yield key, self._damage()
+
+    def _big_value(self, number: int, size: int) -> bytes | RecordError:
+        try:
+            return self._file.overflow(number, size)
+        except RecordError as error:
+            return error
+
+    def _damage(self) -> RecordError:
+        return RecordError(f"page {self._number} of the database is damaged, or it is no plain record")
+
+
+def _offsets(page: bytes) -> tuple[int, ...]:
+    """Where the nodes of a page begin."""
+    lower: int = _HEADER.unpack_from(page)[3]
+    return struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", page, _HEADER.size)
+
+
+def _read_at(file: Any, offset: int, count: int) -> bytes:
+    if _HAS_PREAD:  # no shared file position: a forked process reads on through the same file
+        return os.pread(file.fileno(), count, offset)
+    file.seek(offset)
+    return bytes(file.read(count))

@@ -1,0 +1,96 @@
+"""Batches made ahead of the passes that take them, in threads of their own.
+
+A batch is a function of the seed and of its position in the stream of items, so that it is the same bits whichever
+thread makes it, and when. Threads run `load` for parts of batches, outside the interpreter's lock where the libraries
+that it calls release that; the pass copies the finished batch.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blobmem.data.prefetch_line import Line, Load, Shape, Shapes
+
+
+class Prefetcher:
+    """The batches of one source, one after the other.
+
+    Args:
+        load: makes a batch, or the part of one that starts at its position. It is called from several threads at
+            once. If it is a method, its object lives as long as its owner wants, not longer; so with `shapes`.
+        step: items of a batch; the next one starts so many positions later.
+        depth: the most batches that are ready or in the making; 0 makes each one when it is taken.
+        shapes: where batches differ in shape, says their shapes; else all have that of the one taken before.
+        divisible: whether `load` makes any part of a batch.
+        threads: the most that make batches; as many as ops use when None.
+        name: of the source, for the threads' names.
+
+    Attributes:
+        batches: number of batches taken.
+        waited: seconds that passes waited for their batches, or spent making them.
+
+    One thread at a time takes. The threads end with this object, and do not keep the process from ending.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        step: int,
+        depth: int,
+        *,
+        shapes: Shapes | None = None,
+        divisible: bool = True,
+        threads: int | None = None,
+        name: str = "",
+    ) -> None:
+        self.batches = 0
+        self.waited = 0.0
+        self._step = step
+        self._load = _reference(load)
+        self._shapes = None if shapes is None else _reference(shapes)
+        self._line = Line(self._load, self._shapes, step, depth, divisible, threads, name)
+        weakref.finalize(self, self._line.stop).atexit = False
+
+    def take(self, position: int, seed: int, arrays: Sequence[np.ndarray]) -> None:
+        """Fill the arrays with the batch at `position`: the one made ahead, if it is that.
+
+        Raises what `load` raised for this batch, which is made anew when it is asked for again.
+        """
+        start = time.perf_counter()
+        batch = self._line.get(position, seed, arrays)
+        if batch is None:
+            self._load()(position, seed, arrays)
+        self.waited += time.perf_counter() - start
+        if batch is not None:
+            for array, made in zip(arrays, batch.arrays, strict=True):
+                np.copyto(array, made)
+        self.batches += 1
+        self._line.go_on(batch, position + self._step, seed, arrays)
+
+    def next_shapes(self, position: int, seed: int) -> Sequence[Shape]:
+        """The shapes of the batch at `position`, which stays where it is. Raises what `shapes` and `load` raise."""
+        if self._shapes is None:
+            raise ValueError("all batches of this source have one shape")
+        start = time.perf_counter()
+        batch = self._line.peek(position, seed)
+        if batch is None or batch.error is not None:
+            shapes = self._shapes()(position, seed)
+        else:
+            shapes = [array.shape for array in batch.arrays]
+        self.waited += time.perf_counter() - start
+        return shapes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in buffers for batches made ahead."""
+        return self._line.nbytes
+
+
+def _reference(function: Any) -> Any:
+    """What gives the function, and, if it is a method, does not keep its object."""
+    return weakref.WeakMethod(function) if hasattr(function, "__self__") else lambda: function
