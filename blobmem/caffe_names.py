@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -39,7 +38,8 @@ def _is_ours(module: ModuleType) -> bool:
     return getattr(module, "__name__", "").partition(".")[0] == _OURS
 
 
-class _Finder(MetaPathFinder):
+# neither derives from its class in importlib.abc, which takes longer to import than all of this
+class _Finder:
     """Finds caffe.X where there is a blobmem.X."""
 
     def find_spec(
@@ -51,10 +51,11 @@ class _Finder(MetaPathFinder):
         name = _OURS if fullname == _COMPILED else f"{_OURS}.{rest}"
         if importlib.util.find_spec(name) is None:
             return None
-        return ModuleSpec(fullname, _Alias(name))
+        loader: Any = _Alias(name)
+        return ModuleSpec(fullname, loader)
 
 
-class _Alias(Loader):
+class _Alias:
     """Loads a module under another name: gives the one that there is."""
 
     def __init__(self, name: str) -> None:

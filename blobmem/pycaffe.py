@@ -1,4 +1,4 @@
-"""What pycaffe has besides, for scripts that call it: its log, its timer, its counters of processes."""
+"""pycaffe's module of that name, and what it has besides: its log, its timer, its counters of processes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,25 @@ import time
 
 from blobmem.layers import layer_types
 from blobmem.net import Net
-from blobmem.solvers import Solver, get_solver
+from blobmem.solvers import (
+    AdaDeltaSolver,
+    AdaGradSolver,
+    AdamSolver,
+    NesterovSolver,
+    RMSPropSolver,
+    SGDSolver,
+    Solver,
+    get_solver,
+)
 
 __all__ = [
+    "AdaDeltaSolver",
+    "AdaGradSolver",
+    "AdamSolver",
+    "NesterovSolver",
     "Net",
+    "RMSPropSolver",
+    "SGDSolver",
     "Solver",
     "Timer",
     "get_solver",
