@@ -13,6 +13,7 @@ from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_d
 from blobmem.proto import caffe_pb2
 
 _MAX, _AVERAGE, _STOCHASTIC = 0, 1, 2
+_MOST_PAD = 2**20  # scratch has a row with its padding
 
 
 @register_layer
@@ -44,6 +45,8 @@ class Pooling(Layer):
         self.pad = self._pair("pad", "pad_h", "pad_w")
         if min(self.stride) < 1:
             raise self.error("stride", "1 or more", self.stride)
+        if max(self.pad) > _MOST_PAD:
+            raise self.error("pad", f"{_MOST_PAD} or less", self.pad)
         if self.is_global and (self.pad != (0, 0) or self.stride != (1, 1)):
             raise self.error("global_pooling", "pad 0 and stride 1")
         if not self.is_global and any(p >= k for p, k in zip(self.pad, self.kernel, strict=True)):
@@ -83,7 +86,10 @@ class Pooling(Layer):
             raise self.error("kernel_size", f"a window that fits into {bottom[0].describe()}", self.kernel)
         for blob in top:
             blob.reshape(batch, channels, *dims)
-        self.window: dict[str, Any] = {"kernel": self.kernel, "stride": self.stride, "pad": self.pad}
+        # beyond the plane nothing changes, but scratch would grow
+        kernel = tuple(min(k, size + 2 * p) for k, size, p in zip(self.kernel, plane, self.pad, strict=True))
+        stride = tuple(max(1, min(s, size + p)) for s, size, p in zip(self.stride, plane, self.pad, strict=True))
+        self.window: dict[str, Any] = {"kernel": kernel, "stride": stride, "pad": self.pad}
         if self.method != _AVERAGE:
             self.internal_blob("mask", top[0].shape, "int32")
 

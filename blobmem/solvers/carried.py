@@ -5,6 +5,7 @@ where its data sources are, the seed. Together with these every random draw and 
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -56,7 +57,7 @@ def load_layers(nets: Sequence[Net], carried: dict[str, Any], source: str, undo:
             try:
                 layer.load_state_dict(state)
             except (KeyError, TypeError, ValueError) as error:
-                raise NetError(f"{source}: layer '{name}' cannot go on from {state}: {error}") from error
+                raise NetError(f"{source}: layer '{name}' cannot go on from {reprlib.repr(state)}: {error}") from error
 
 
 def load_counters(nets: Sequence[Net], carried: dict[str, Any], source: str) -> None:

@@ -416,7 +416,7 @@ def test_parameters_have_the_shapes_and_order_of_caffe(type_, shapes):
      r"top: expected 3 with expose_hidden \(output, hidden after, cell after\), got 1"),
     (layer("LSTM", tops="x"), "top: expected other blobs than the bottoms"),
     (layer("LSTM", "s cont"), r"bottom: expected cont of shape \(2, 7\)"),
-    (layer("LSTM", "scalar cont"), "bottom: expected 2 axes or more"),
+    (layer("LSTM", "scalar cont"), "bottom: expected a value or more for each step"),
     (layer("LSTM", "empty cont"), "a value or more for each step"),
     (layer("LSTM", "none cont0"), "bottom: expected 1 or more steps"),
     (layer("LSTM", "x x"), r"bottom: expected cont of shape \(5, 2\)"),
