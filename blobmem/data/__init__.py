@@ -1,6 +1,7 @@
-"""Where batches come from: the Data layer over LMDB databases, and what makes such databases.
+"""Where batches come from: the Data layer over LMDB and LevelDB databases, others over files, and what makes such.
 
-database    records of a database in order, by position
+source      what all such layers share; `prefetch` makes their batches ahead, in a line (`prefetch_line`)
+database    records of a database in order, by position; `lmdb_file` and `lmdb_tree` read LMDB's, `leveldb` the others
 datum       a record (Datum message) to an array; `images` decodes compressed ones
 transform   crop, mirror, mean and scale
 batches     whole batches by position, into given arrays

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from blobmem.data.database import Item, Reader, open_records
+from blobmem.data.database import Reader, open_records
 from blobmem.data.datum import Misfit, RecordError, Shape, dims, parse, unpack
+from blobmem.data.lmdb_tree import Item
 from blobmem.data.source import Damaged
 from blobmem.data.transform import Choice, Transformer, random_words
 from blobmem.errors import NetError

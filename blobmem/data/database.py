@@ -1,6 +1,6 @@
 """Records of a database in key order, found by their position, whichever kind of database it is.
 
-LMDB databases are read here, by `lmdb_file`; LevelDB ones by `leveldb`. A database that another program is changing
+LMDB databases are read by `lmdb_tree`, LevelDB ones by `leveldb`. A database that another program is changing
 at that moment must not be read.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Literal, Protocol
 
 from blobmem.data.datum import RecordError
-from blobmem.data.lmdb_file import DATA_FILE, Item, LmdbFile
+from blobmem.data.lmdb_file import DATA_FILE, LmdbFile
+from blobmem.data.lmdb_tree import Item, Leaves
 from blobmem.errors import NetError
 
 Kind = Literal["LMDB", "LEVELDB"]
@@ -83,7 +84,7 @@ class Records:
         self._file = LmdbFile(self.path)
         if not self._file.entries:
             raise NetError(f"{self.path} holds no records: create it again")
-        self._leaves = self._file.leaves()
+        self._leaves = Leaves(self._file)
         self._seek(0)
 
     def __len__(self) -> int:
@@ -103,7 +104,7 @@ class Records:
 
     def _seek(self, index: int) -> None:
         if index < self._leaves.first:
-            self._leaves = self._file.leaves()
+            self._leaves = Leaves(self._file)
         leaves = self._leaves
         try:
             while index >= leaves.first + leaves.count:
@@ -111,6 +112,6 @@ class Records:
                     end = leaves.first + leaves.count
                     raise self._file.damaged(f"it ends after {end} of {len(self)} records")
         except NetError:
-            self._leaves, self._index = self._file.leaves(), 0
+            self._leaves, self._index = Leaves(self._file), 0
             raise
         self._index = index

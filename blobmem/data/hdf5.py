@@ -7,6 +7,7 @@ the chunks last used are kept, up to 64 MiB a dataset: random rows of a compress
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from blobmem.data.datum import dims
 from blobmem.errors import NetError
 
 _CHUNK_CACHE = 64 * 2**20  # bytes a dataset
+_FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)  # h5py's, for damaged files
 _CHUNK_SLOTS = 10_007  # places in its hash table: a prime, far more than chunks
 
 
@@ -74,7 +76,7 @@ class Tables:
                     sorted_values = np.empty_like(values)
                     _read(dataset, ascending, sorted_values)
                     values[order] = sorted_values
-            except (OSError, RuntimeError, ValueError, KeyError) as error:
+            except _FAILURES as error:
                 raise NetError(f"{self.paths[index]} is damaged, dataset '{name}': {reason_of(error)}") from None
 
     def _use(self, index: int) -> None:
@@ -90,7 +92,7 @@ class Tables:
     def _examine(self, index: int) -> None:
         """Take down how many rows a file has. Raises NetError if it is not like those before it."""
         path = self.paths[index]
-        lengths = {name: len(dataset) for name, dataset in zip(self.names, self._datasets, strict=True)}
+        lengths = {name: dataset.shape[0] for name, dataset in zip(self.names, self._datasets, strict=True)}
         rows = next(iter(lengths.values()))
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
@@ -127,17 +129,25 @@ def _dataset(file: Any, path: str, name: str) -> Any:
 
     try:
         dataset = file.get(name)
-    except (OSError, RuntimeError, KeyError) as error:
+    except _FAILURES as error:
         raise NetError(f"{path} is damaged, dataset '{name}': {reason_of(error)}") from None
     if not isinstance(dataset, h5py.Dataset):
-        there = ", ".join(f"'{key}'" for key, item in file.items() if isinstance(item, h5py.Dataset))
-        raise NetError(
-            f"{path} has no dataset '{name}': a top is filled from the dataset of its name ({there or 'none'})"
-        )
-    if dataset.dtype.kind not in "fiub":
-        raise NetError(f"{path}, dataset '{name}': expected numbers, got values of type {dataset.dtype}")
-    if not dataset.shape:
+        try:
+            there = ", ".join(f"'{key}'" for key, item in file.items() if isinstance(item, h5py.Dataset)) or "none"
+        except _FAILURES as error:
+            there = f"its list is damaged: {reason_of(error)}"
+        raise NetError(f"{path} has no dataset '{name}': a top is filled from the dataset of its name ({there})")
+    try:
+        dtype, shape, chunks, nbytes = dataset.dtype, dataset.shape, dataset.chunks, dataset.nbytes
+    except _FAILURES as error:
+        raise NetError(f"{path} is damaged, dataset '{name}': {reason_of(error)}") from None
+    if dtype.kind not in "fiub":
+        raise NetError(f"{path}, dataset '{name}': expected numbers, got values of type {dtype}")
+    if not shape:
         raise NetError(f"{path}, dataset '{name}': expected rows (one axis or more), got a single value")
+    chunk = math.prod(chunks or ()) * dtype.itemsize
+    if chunk > max(_CHUNK_CACHE, nbytes):
+        raise NetError(f"{path}, dataset '{name}': lies in chunks of {chunk} bytes, more than its {nbytes}")
     return dataset
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from blobmem.data.batches import BatchLoader
-from blobmem.data.database import DATA_FILE, MARK_FILE, kind_of
+from blobmem.data.database import MARK_FILE, kind_of
 from blobmem.data.datum import Shape
+from blobmem.data.lmdb_file import DATA_FILE
 from blobmem.data.mnist import DATABASES
 from blobmem.data.options import first_position, place_of, stated_item, transform_param
 from blobmem.data.source import Batched

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from blobmem.data.database import MARK_FILE, checked
-from blobmem.data.lmdb_file import Item
+from blobmem.data.lmdb_tree import Item
 from blobmem.errors import NetError
 
 _STRIDE = 32  # records between two remembered keys
@@ -83,18 +83,21 @@ class _Database:
 
         Raises NetError if the database is damaged, also where LevelDB lets damage end the walk.
         """
-        with _errors(self._path):
-            items = self._handle.iterator(start=key, verify_checksums=True, fill_cache=False, include_value=values)
-            last = None
+        last = None
+        with _errors(self._path), self._iterator(start=key, include_value=values) as items:
             for item in items:
                 last, value = item if values else (item, b"")
                 self._note(number, last)
                 number += 1
                 yield last, value
-            backward = self._handle.iterator(reverse=True, verify_checksums=True, fill_cache=False, include_value=False)
+        with _errors(self._path), self._iterator(reverse=True, include_value=False) as backward:
             if next(backward, None) != last:
                 raise NetError(f"{self._path} is damaged: it cannot be read to its end; copy or create it again")
         self._count = number
+
+    def _iterator(self, **options: Any) -> contextlib.closing[Any]:
+        # closed by hand: garbage collection may take the database first, and then its iterators end the process
+        return contextlib.closing(self._handle.iterator(verify_checksums=True, fill_cache=False, **options))
 
     def _note(self, number: int, key: bytes) -> None:
         if number == len(self._keys) * _STRIDE:
@@ -131,7 +134,7 @@ def _errors(path: str) -> Iterator[None]:
         raise NetError(f"{path} is damaged: {_text(error)}; copy or create it again") from None
     except plyvel.Error as error:
         text = _text(error)
-        if "lock" in text.lower():
+        if text.startswith("IO error: lock "):
             text = f"another process has it open, and LevelDB lets one at a time ({text})"
         raise NetError(f"{path} cannot be read as a LevelDB database: {text}") from None
 

@@ -1,9 +1,10 @@
-"""The file of an LMDB database, read as a file: pages, and the leaves of the main tree in key order.
+"""The file of an LMDB database, read as a file, page by page; `lmdb_tree` walks over them.
 
 LMDB itself reads through a map of the file and trusts what it finds there: a file that is cut short, or a flipped bit
 in an offset, ends the process. Here all is read with file reads and checked before it is used, so that damage is an
-error. Nothing is shared with the process's other readers, no lock is taken and nothing is written: databases on
-read-only disks work, in any number of threads and processes.
+error; only flipped bits in a key or a value cannot show, as LMDB keeps no checksums. Nothing is shared with other
+readers, no lock is taken and nothing is written: databases on read-only disks work, in any number of threads and
+processes.
 
 The format is LMDB's data version 1, with the word size and byte order of 64-bit little-endian machines:
 
@@ -22,7 +23,6 @@ from __future__ import annotations
 import os
 import struct
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,20 +32,13 @@ from blobmem.errors import NetError
 DATA_FILE = "data.mdb"
 """The file that makes a folder an LMDB database."""
 
-Item = tuple[bytes, bytes | RecordError]
-"""Key and value of a record; where that is damaged, what is wrong with it."""
-
 _MAGIC = 0xBEEFC0DE
-_BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8
-_BIG = 1
-_NO_PAGE = 2**64 - 1
+BRANCH, LEAF, OVERFLOW, META = 1, 2, 4, 8
 
-_HEADER = struct.Struct("<QHHHH")
+HEADER = struct.Struct("<QHHHH")
 _RUN = struct.Struct("<QHHI")
-_NODE = struct.Struct("<HHHH")
-_NUMBER = struct.Struct("<Q")
 _META_DATA = struct.Struct("<II16x I44x 4xHH24xQQ QQ")
-_META_BYTES = _HEADER.size + _META_DATA.size
+_META_BYTES = HEADER.size + _META_DATA.size
 _DEPTH_LIMIT = 32  # LMDB's own
 _DUPLICATES = 4
 
@@ -69,6 +62,7 @@ class LmdbFile:
 
     Attributes:
         entries: number of records.
+        root, depth: the main tree's first page and number of levels.
 
     Raises NetError unless the folder holds a database that is whole.
     """
@@ -86,8 +80,7 @@ class LmdbFile:
         meta = self._read_meta()
         self._page_size = meta.page_size
         self._last_page = meta.last_page
-        self._depth = meta.depth
-        self._root = meta.root
+        self.root, self.depth = meta.root, meta.depth
         self.entries = meta.entries
         self._window = b""  # pages read together, from _window_page on
         self._window_page = 0
@@ -123,7 +116,7 @@ class LmdbFile:
         if len(raw) < _META_BYTES:
             raise NetError(f"{no_database}{DATA_FILE} ends within its header")
         magic, version, page_size, flags, depth, entries, root, last, transaction = _META_DATA.unpack_from(
-            raw, _HEADER.size
+            raw, HEADER.size
         )
         if magic != _MAGIC:
             swapped = _MAGIC.to_bytes(4, "big"), _MAGIC.to_bytes(4, "little")
@@ -135,7 +128,7 @@ class LmdbFile:
             raise NetError(f"{no_database}{DATA_FILE} has not the header of one")
         if version != 1:
             raise NetError(f"{no_database}its format has version {version}, not 1")
-        if not 256 <= page_size <= 65536 or page_size & (page_size - 1) or not _HEADER.unpack_from(raw)[2] & _META:
+        if not 256 <= page_size <= 65536 or page_size & (page_size - 1) or not HEADER.unpack_from(raw)[2] & META:
             raise NetError(f"{no_database}its header is damaged")
         return _Meta(page_size, flags, depth, entries, root, last, transaction)
 
@@ -154,8 +147,8 @@ class LmdbFile:
             raise NetError(f"{self.folder} cannot be read: {error}") from None
         return data
 
-    def _page(self, number: int, kind: int) -> bytes:
-        """A branch or leaf page, with its number, kind and the bounds of its offsets checked."""
+    def page(self, number: int, kind: int) -> bytes:
+        """A page of that kind, BRANCH or LEAF, with its number, kind and the bounds of its offsets checked."""
         if number > self._last_page:
             raise self.damaged(f"it refers to page {number} of {self._last_page + 1}")
         size = self._page_size
@@ -169,22 +162,12 @@ class LmdbFile:
             if len(self._window) < size:
                 raise self.damaged(f"it has been cut short since it was opened, before page {number}")
         page = self._window[index * size : (index + 1) * size]
-        found, _, flags, lower, upper = _HEADER.unpack_from(page)
-        if found != number or flags & (_BRANCH | _LEAF | _OVERFLOW | _META) != kind:
+        found, _, flags, lower, upper = HEADER.unpack_from(page)
+        if found != number or flags & (BRANCH | LEAF | OVERFLOW | META) != kind:
             raise self.damaged(f"page {number} is not what it should be")
-        if not _HEADER.size <= lower <= upper <= size or lower % 2:
+        if not HEADER.size <= lower <= upper <= size or lower % 2:
             raise self.damaged(f"the header of page {number} is wrong")
         return page
-
-    def _children(self, number: int) -> list[int]:
-        page = self._page(number, _BRANCH)
-        children = []
-        for offset in _offsets(page):
-            if offset + _NODE.size > self._page_size:
-                raise self.damaged(f"page {number} has a node beyond its end")
-            low, high, top, _ = _NODE.unpack_from(page, offset)
-            children.append(low | high << 16 | top << 32)
-        return children
 
     def overflow(self, number: int, size: int) -> bytes:
         """The value of `size` bytes in the run of pages that begins with `number`. Raises RecordError."""
@@ -196,85 +179,9 @@ class LmdbFile:
         if len(raw) < wanted:
             raise self.damaged(f"it has been cut short since it was opened, within page {number}")
         found, _, flags, run = _RUN.unpack_from(raw)
-        if found != number or not flags & _OVERFLOW or run < pages:
+        if found != number or not flags & OVERFLOW or run < pages:
             raise RecordError(f"page {number}, where its value should be, is another one: the database is damaged")
         return raw[_RUN.size :]
-
-    def leaves(self) -> Leaves:
-        """The leaves of the main tree, before the first one."""
-        return Leaves(self, self._root if self.entries else _NO_PAGE, self._depth)
-
-
-class Leaves:
-    """A walk over the leaves of a tree in key order.
-
-    Attributes:
-        first: number of the first record in the present leaf.
-        count: number of records in it.
-    """
-
-    def __init__(self, file: LmdbFile, root: int, depth: int) -> None:
-        self._file = file
-        self._depth = depth
-        self._path: list[list[int]] = [] if root == _NO_PAGE else [[root]]  # children yet to visit, in reverse order
-        self._page = b""
-        self._number = 0
-        self._offsets: tuple[int, ...] = ()
-        self.first = 0
-        self.count = 0
-
-    def advance(self) -> bool:
-        """Go to the next leaf; False at the end. Raises NetError where the tree is damaged."""
-        while self._path and not self._path[-1]:
-            self._path.pop()
-        if not self._path:
-            return False
-        while len(self._path) < self._depth:
-            self._path.append(self._file._children(self._path[-1].pop())[::-1])
-            if not self._path[-1]:
-                raise self._file.damaged("it has a branch page without children")
-        self._number = self._path[-1].pop()
-        self._page = self._file._page(self._number, _LEAF)
-        self._offsets = _offsets(self._page)
-        self.first += self.count
-        self.count = len(self._offsets)
-        if self.first + self.count > self._file.entries:
-            raise self._file.damaged(f"it has more than its {self._file.entries} records")
-        return True
-
-    def records(self, start: int) -> Iterator[Item]:
-        """Key and value of this leaf's records from its record `start` on; for a damaged value an error."""
-        page, node, end = self._page, _NODE.unpack_from, len(self._page)
-        for index, offset in enumerate(self._offsets[start:], self.first + start):
-            key_start = offset + _NODE.size
-            if key_start > end:
-                yield b"number %d" % index, self._damage()
-                continue
-            low, high, flags, key_size = node(page, offset)
-            start = key_start + key_size
-            stop = start + (low | high << 16)
-            key = page[key_start:start]
-            if not flags and stop <= end:
-                yield key, page[start:stop]
-            elif flags == _BIG and start + _NUMBER.size <= end:
-                yield key, self._big_value(_NUMBER.unpack_from(page, start)[0], stop - start)
-            else:
-                yield key, self._damage()
-
-    def _big_value(self, number: int, size: int) -> bytes | RecordError:
-        try:
-            return self._file.overflow(number, size)
-        except RecordError as error:
-            return error
-
-    def _damage(self) -> RecordError:
-        return RecordError(f"page {self._number} of the database is damaged, or it is no plain record")
-
-
-def _offsets(page: bytes) -> tuple[int, ...]:
-    """Where the nodes of a page begin."""
-    lower: int = _HEADER.unpack_from(page)[3]
-    return struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", page, _HEADER.size)
 
 
 def _read_at(file: Any, offset: int, count: int) -> bytes:

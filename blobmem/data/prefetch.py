@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from blobmem.data.prefetch_line import Line, Load, Shape, Shapes
+from blobmem.data.prefetch_batch import Shape
+from blobmem.data.prefetch_line import Line, Load, Shapes
 
 
 class Prefetcher:

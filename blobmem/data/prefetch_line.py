@@ -7,7 +7,6 @@ lacking whenever passes keep waiting, within the limits.
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import threading
 import time
@@ -18,62 +17,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from blobmem.data.prefetch_batch import Batch, Buffer, Shape, Spec, spec_bytes, specs
 from blobmem.ops.host.parallel import num_threads
 
 Load = Callable[[int, int, Sequence[np.ndarray]], None]
 """load(position, seed, arrays): fill the arrays, of as many items each, with those from `position` on."""
 
-Shape = tuple[int, ...]
 Shapes = Callable[[int, int], Sequence[Shape]]
 """shapes(position, seed): the shapes of the arrays of the batch at `position`."""
 
 MOST_BYTES = 256 * 2**20
 """The most that one source keeps in buffers, unless one batch is more."""
 
-_ALIGNMENT = 64  # bytes
 _EXIT_SECONDS = 2.0  # that the end of the process waits for batches in the making, all sources together
-
-_Spec = tuple[Shape, np.dtype]
-
-
-class Buffer:
-    """Memory of one batch; it grows to the largest that it has held."""
-
-    def __init__(self) -> None:
-        self.raw = np.empty(0, np.uint8)
-
-    def arrays(self, specs: Sequence[_Spec]) -> list[np.ndarray]:
-        """Arrays of these shapes and dtypes, one after the other in the buffer."""
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in specs]
-        offsets = [0]
-        for size in sizes:
-            offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-        if self.raw.nbytes < offsets[-1]:
-            self.raw = np.empty(0, np.uint8)  # not the old one and the new one at once
-            self.raw = np.empty(offsets[-1], np.uint8)
-        return [
-            self.raw[offset : offset + size].view(dtype).reshape(shape)
-            for (shape, dtype), offset, size in zip(specs, offsets, sizes, strict=False)
-        ]
-
-
-class Batch:
-    """A batch that is ready or in the making, in parts that any thread takes.
-
-    Attributes:
-        pending: parts that are not finished.
-        error: the first item of the earliest part that failed, and why.
-    """
-
-    def __init__(self, position: int, seed: int, buffer: Buffer, items: int, parts: int) -> None:
-        self.position = position
-        self.seed = seed
-        self.buffer = buffer
-        self.arrays: list[np.ndarray] = []
-        # in reverse: the last one is taken first
-        self.parts = [slice(items * n // parts, items * (n + 1) // parts) for n in reversed(range(parts))]
-        self.pending = parts
-        self.error: tuple[int, BaseException] | None = None
 
 
 class Line:
@@ -97,7 +53,7 @@ class Line:
         self._step, self._depth = step, depth
         self._divisible = divisible and shapes is None
         self._most_threads, self._name = threads, name
-        self._specs: list[_Spec] = []  # of the batch taken last
+        self._specs: list[Spec] = []  # of the batch taken last
         self._buffers = 1
         self._stopped = False
         self._begin()
@@ -126,7 +82,7 @@ class Line:
         """The batch for these arrays, finished; None where there is none, and the taker has to make it."""
         with self._changed:
             batch = self.peek(position, seed)
-            if batch is not None and batch.error is None and _specs(batch.arrays) == _specs(arrays):
+            if batch is not None and batch.error is None and specs(batch.arrays) == specs(arrays):
                 return self._queue.popleft()
             self._flush()
         if batch is not None and batch.error is not None:
@@ -137,42 +93,37 @@ class Line:
         """The batch, finished or failed, which stays in line; None where it is not the next one."""
         with self._changed:
             batch = self._queue[0] if self._queue else None
-            if batch is None or (batch.position, batch.seed) != (position, seed) or self._stopped:
+            if batch is None or (batch.position, batch.seed) != (position, seed):
                 return None
-            self._wait_for(batch)
-            return batch
+            if batch.pending:
+                batch.late = True
+                self._changed.wait_for(lambda: not batch.pending or self._stopped)
+            return None if batch.pending else batch
 
     def go_on(self, batch: Batch | None, position: int, seed: int, arrays: Sequence[np.ndarray]) -> None:
         """Take `batch` back; what comes next will be that of `position`, so make ahead from there."""
         with self._changed:
-            if batch is not None:
-                self._free.append(batch.buffer)
             # one take alone does not make a stream
             streaming = self._next == (position - self._step, seed)
-            self._next, self._specs = (position, seed), _specs(arrays)
+            self._next, self._specs = (position, seed), specs(arrays)
+            if batch is not None:
+                self._free.append(batch.buffer)
+                self._late = self._late + 1 if batch.late else 0
+                if self._late > 1:
+                    self._grow()
             if streaming and not self._stopped and self._have_threads(1):
                 self._open()
-
-    def _wait_for(self, batch: Batch) -> None:
-        if not batch.pending:
-            self._late = 0
-            return
-        self._late += 1
-        if self._late > 1:
-            self._grow()
-        self._changed.wait_for(lambda: not batch.pending)
 
     def _grow(self) -> None:
         """Work ahead further: in one more buffer if threads lacked that, else in one more thread."""
         if self._idle and self._buffers < self._most_buffers():
             self._buffers += 1
-            self._open()
         elif self._divisible or len(self._threads) < self._buffers:
             self._have_threads(len(self._threads) + 1)
         self._idle = False
 
     def _most_buffers(self) -> int:
-        nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._specs)
+        nbytes = sum(map(spec_bytes, self._specs))
         return min(self._depth, max(1, MOST_BYTES // max(nbytes, 1)))
 
     def _open(self) -> None:
@@ -281,10 +232,6 @@ def _let_go(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def _specs(arrays: Sequence[np.ndarray]) -> list[_Spec]:
-    return [(array.shape, array.dtype) for array in arrays]
 
 
 # ---------------------------------------------------------------- the process

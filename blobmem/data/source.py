@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from blobmem.data.prefetch import Prefetcher, Shape
+from blobmem.data.prefetch import Prefetcher
+from blobmem.data.prefetch_batch import Shape
 from blobmem.errors import NetError
 from blobmem.layers.source import Source
 from blobmem.memory.blob import Blob
@@ -59,13 +59,13 @@ class Batched(Source):
 
     # ---------------------------------------------------------------- for subclasses to write
 
-    @abstractmethod
     def load(self, position: int, seed: int, arrays: Sequence[np.ndarray]) -> None:
         """Fill the arrays, one for each top, with the items from `position` on, as many as they are long.
 
         Must depend on nothing but its arguments and what does not change, not on the pass: it is called ahead of
         time, for parts of batches, in several threads at once. Raises NetError for an item that cannot be used.
         """
+        raise NotImplementedError(f"layer type {self.type} does not make its items")
 
     def shapes(self, position: int, seed: int) -> Sequence[Shape]:
         """The tops' shapes for the batch at `position`, where they vary; as `load`, a function of its arguments."""

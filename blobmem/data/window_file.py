@@ -14,12 +14,15 @@ A window file has these lines for each image:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from blobmem.errors import NetError
 from blobmem.proto.files import PathLike
+
+_DIGITS = 9  # of the numbers of an image, all below 2^31
 
 Box = tuple[int, int, int, int]
 Lines = Iterator[tuple[int, bytes]]
@@ -105,11 +108,14 @@ class Windows:
         for what in ("height", "width"):  # the image itself says them too
             self._number(lines, what)
         count = self._number(lines, "number of windows")
-        return self._take_windows([next(lines, (self._line, b"")) for _ in range(count)])
+        windows = list(islice(lines, count))
+        if len(windows) < count:
+            raise self._error(self._line, f"{count} windows of the last image, not {len(windows)}", b"")
+        return self._take_windows(windows)
 
     def _number(self, lines: Lines, what: str) -> int:
         _, text = next(lines, (0, b""))
-        if not text.isdigit():
+        if not text.isdigit() or len(text) > _DIGITS:
             raise self._error(self._line, f"the {what} of an image", text)
         return int(text)
 

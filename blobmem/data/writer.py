@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from blobmem.data.database import DATA_FILE
+from blobmem.data.lmdb_file import DATA_FILE
 from blobmem.errors import NetError
 
 _FIRST_MAP = 16 * 2**20  # bytes of addresses; doubled whenever they run out

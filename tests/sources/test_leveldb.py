@@ -79,6 +79,18 @@ def test_readers_share_one_database_which_closes_with_the_last(hundred):
     plyvel.DB(hundred).close()
 
 
+def test_readers_in_garbage_close_their_iterators_before_their_database(hundred):
+    for _ in range(5):
+        records = open_records(hundred)
+        reading = records.items(5)
+        next(reading)
+        cycle = [records, reading, records._walk, records._database, records._database._handle]
+        cycle.append(cycle)
+        del records, reading, cycle
+        gc.collect()
+    plyvel.DB(hundred).close()
+
+
 def test_a_database_that_something_else_has_open(hundred):
     other = plyvel.DB(hundred)
     with pytest.raises(NetError, match=f"{hundred} cannot be read as a LevelDB database: another process has it open"):
@@ -184,7 +196,7 @@ if not child:
             assert "copy its records into an LMDB database" in str(error)
         else:
             os._exit(1)
-    os._exit(0)
+    sys.exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert [key for key, _ in records.read(3, 1)] == [b"00000003"]
 """

@@ -233,6 +233,19 @@ def test_batches_of_any_shape(depth, seconds):
     assert batches.batches == 37
 
 
+def test_a_taker_of_varying_batches_who_waits_gets_buffers_and_threads():
+    def load(position, seed, arrays):
+        time.sleep(0.002)
+        ragged(position, seed, arrays)
+
+    batches = Prefetcher(load, 1, 3, shapes=lambda position, seed: [(1, 4)], threads=2, name="ragged")
+    for position in range(30):
+        batches.next_shapes(position, 1)
+        batches.take(position, 1, [np.empty((1, 4))])
+    assert len(threads("ragged")) == 2
+    assert batches.nbytes >= 2 * 64
+
+
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_batch_without_a_shape_is_an_error_when_it_is_its_turn(depth):
     batches = Prefetcher(ragged, 1, depth, shapes=ragged_shapes)
@@ -361,7 +374,8 @@ if child:
 
 
 def run(code, *arguments):
-    command = [sys.executable, "-c", PROCESS + code, *arguments]
+    # forking where threads are is what is tested here
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROCESS + code, *arguments]
     done = subprocess.run(command, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
