@@ -52,6 +52,7 @@ class Held:
 
     @property
     def total(self) -> int:
+        """Bytes of all purposes, on the device, before rounding."""
         return sum(self.purposes.values())
 
 

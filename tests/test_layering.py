@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "blobmem"
 LEVELS = [
     {"cli"},
-    {"detector"},
+    {"detector", "picture", "summary"},
     {"classifier", "draw", "footprint", "pycaffe"},
     {"io"},
     {"solvers", "data"},
@@ -18,7 +18,7 @@ LEVELS = [
     {"memory"},
     {"devices"},
     {"coord_map"},
-    {"net_spec"},
+    {"net_spec", "logs"},
     {"proto"},
 ]
 ANYWHERE = {"errors", "version", "caffe_names"}

@@ -1,7 +1,7 @@
 """The command line: one module per command. A command says what it takes, asks the library, prints what it gives.
 
 Exit codes: 0 fine; 1 something the user gave is wrong, or the run failed (one message on stderr); 2 the command line
-itself is wrong; 130 interrupted. A traceback is always a bug of ours.
+itself is wrong; 130 interrupted. A traceback is always a bug of ours, or of a script that `run` runs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,32 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from blobmem.cli import compute_mean, convert, extract_features, footprint, options, run, stress, test, time, train
+from blobmem.cli import (
+    compute_mean,
+    convert,
+    device_query,
+    draw,
+    extract_features,
+    footprint,
+    options,
+    parse_log,
+    run,
+    stress,
+    summary,
+    test,
+    time,
+    train,
+    upgrade,
+)
 from blobmem.version import __version__
 
 if TYPE_CHECKING:
     from blobmem.cli.output import Output
 
-COMMANDS = (train, test, time, footprint, convert, compute_mean, extract_features, run, stress)
+COMMANDS = (
+    train, test, time, footprint, summary, draw, convert, compute_mean, extract_features, run, upgrade, parse_log,
+    device_query, stress,
+)  # fmt: skip
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

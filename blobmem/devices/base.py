@@ -168,6 +168,11 @@ class Device(ABC):
     def as_array(self, address: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
         """An array object over device bytes that this device's ops compute on; DeviceError if `compute` is False."""
 
+    def describe(self) -> dict[str, Any]:
+        """What the device is, fact by fact, for people: what ends with _bytes is bytes, None is not known."""
+        free, total = self.memory_info()
+        return {"device": self.name, "memory_bytes": total, "free_bytes": free}
+
     def when_idle(self, call: Callable[[], None]) -> None:
         """Run `call`, which may use the device, as soon as no call to the device is under way in this thread.
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
+from blobmem.devices import processor
 from blobmem.devices.base import Device, Stream
 from blobmem.errors import DeviceError
 
@@ -69,6 +72,23 @@ class HostDevice(Device):
             return int(fields["MemAvailable"].split()[0]) * 1024, int(fields["MemTotal"].split()[0]) * 1024
         except (OSError, KeyError, ValueError, IndexError):
             return free, total
+
+    def describe(self) -> dict[str, Any]:
+        """The machine: its processor, its memory, the size of a page."""
+        available, total = self.memory_info()
+        count, usable = processor.processors()
+        return {
+            "device": self.name,
+            "model": processor.model(),
+            "architecture": platform.machine() or None,
+            "cores": processor.cores(),
+            "processors": count,
+            "usable_processors": usable,
+            # 0 is how memory_info says that the system does not tell
+            "memory_bytes": total or None,
+            "available_bytes": available or None,
+            "page_bytes": mmap.PAGESIZE,
+        }
 
     def holders(self) -> list[tuple[str, int]]:
         return []

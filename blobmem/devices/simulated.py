@@ -89,6 +89,7 @@ class SimulatedDevice(Device):
 
     @property
     def fail_at(self) -> FailAt:
+        """Which allocator calls fail, as for the class; may be set at any time."""
         return self._fail_at
 
     @fail_at.setter

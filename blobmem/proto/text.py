@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from blobmem.errors import NetError
 from blobmem.proto import caffe_pb2
+from blobmem.proto.compat import is_repeated
 from blobmem.proto.diagnose import find_problem, position, tokens
 from blobmem.proto.files import MAX_BINARY, MAX_TEXT, PathLike, read_bytes, write_atomic
 from blobmem.proto.upgrade import Upgrade, upgrade_net, upgrade_solver
@@ -58,7 +59,7 @@ def read_binary(path: PathLike, message_class: Any) -> Any:
     where = os.fspath(path)
     kind = message_class.DESCRIPTOR.name
     _refuse_foreign(data, where, kind)
-    text = not _CONTROL.search(data, 0, _HEAD)
+    text = not is_binary(data)
     if text and _FIRST_FIELD.match(data[:_HEAD].decode("latin-1")):
         raise NetError(f"{where} is a text file (prototxt), expected a binary {kind} such as a caffemodel")
     message = message_class()
@@ -72,10 +73,24 @@ def read_binary(path: PathLike, message_class: Any) -> Any:
         raise NetError(f"{where} is a text file, expected a binary {kind}")
     if not parsed:
         raise NetError(f"{where} is not a {kind}{_guess(data, kind)}")
+    if not _is_utf8(message):
+        raise NetError(f"{where} has a text that is not UTF-8 (a name, say): it is damaged, or save it anew")
     missing = message.FindInitializationErrors()
     if missing:
         raise NetError(f"{where} lacks {', '.join(missing)}: it was not written by Caffe, or is damaged")
     return message
+
+
+def _is_utf8(message: Any) -> bool:
+    """Whether all strings are, at any depth: parsing takes others too, and hands them out as bytes."""
+    for field, value in message.ListFields():
+        values = value if is_repeated(field) else (value,)
+        if field.message_type is not None:
+            if not all(map(_is_utf8, values)):
+                return False
+        elif field.type == field.TYPE_STRING and not all(isinstance(text, str) for text in values):
+            return False
+    return True
 
 
 def write_text(message: Any, path: PathLike) -> None:
@@ -138,7 +153,7 @@ def _read(source: PathLike | Any, message_class: Any) -> tuple[Any, str]:
     if isinstance(source, str) and is_text(source):
         return parse_text(source, message_class), "<text>"
     where = os.fspath(source)
-    return parse_text(_decode(read_bytes(source, MAX_TEXT), where, kind), message_class, where), where
+    return parse_text(decode(read_bytes(source, MAX_TEXT), where, kind), message_class, where), where
 
 
 def is_text(source: Any) -> bool:
@@ -176,10 +191,15 @@ def _refuse_foreign(data: bytes, where: str, kind: str) -> None:
         raise NetError(f"{where} is a text file in UTF-16, expected a {kind}: save it as UTF-8")
 
 
-def _decode(data: bytes, where: str, kind: str) -> str:
+def is_binary(data: bytes) -> bool:
+    """Whether the contents of a file are not text."""
+    return _CONTROL.search(data, 0, _HEAD) is not None
+
+
+def decode(data: bytes, where: str, kind: str) -> str:
     """The text of a file. NetError for a binary one, or for one that is not UTF-8 outside of its comments."""
     _refuse_foreign(data, where, kind)
-    if _CONTROL.search(data, 0, _HEAD):
+    if is_binary(data):
         raise NetError(
             f"{where} is a binary file, expected the text of a {kind} (prototxt); a caffemodel is given as weights"
         )

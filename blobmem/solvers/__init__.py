@@ -10,7 +10,7 @@ from blobmem.solvers.adaptive import (
     RMSProp,
     RMSPropSolver,
 )
-from blobmem.solvers.base import Solver, get_solver, register_solver, updater_for
+from blobmem.solvers.base import Solver, get_solver, register_solver, solver_types, updater_for
 from blobmem.solvers.events import Display, Outputs, TestResult
 from blobmem.solvers.policy import POLICIES
 from blobmem.solvers.sgd import SGD, Nesterov, NesterovSolver, SGDSolver
@@ -37,5 +37,6 @@ __all__ = [
     "Updater",
     "get_solver",
     "register_solver",
+    "solver_types",
     "updater_for",
 ]

@@ -394,6 +394,11 @@ def register_solver(cls: _S) -> _S:
     return cls
 
 
+def solver_types() -> dict[str, type[Solver]]:
+    """All registered solver classes by type."""
+    return dict(sorted(_types.items()))
+
+
 def solver_type(param: Any, source: str = "") -> type[Solver]:
     """The class for a SolverParameter. Raises NetError listing the known types."""
     cls = _types.get(param.type)
@@ -404,7 +409,10 @@ def solver_type(param: Any, source: str = "") -> type[Solver]:
 
 
 def get_solver(model: Any, **options: Any) -> Solver:
-    """The solver of a file or SolverParameter, of the class that its `type` names; options as for `Solver`."""
+    """The solver of a file or SolverParameter, of the class that its `type` names; options as for `Solver`.
+
+    Raises NetError for an unknown type, with the known ones, and what `Solver` raises.
+    """
     return solver_type(read_solver(model), file_of(model))(model, **options)
 
 

@@ -20,7 +20,7 @@ def collect(nets: Sequence[Net]) -> list[dict[str, Any]]:
     """For each net, train net first, its passes and the state of the layers that carry any, as plain values."""
     result = []
     for net in nets:
-        layers = {layer.name: state for layer in net.layers if (state := layer.state_dict())}
+        layers = {node.layer.name: state for node in net.nodes if (state := node.layer.state_dict())}
         result.append({"net": str(net.identity), "passes": net.state.iteration, "layers": layers})
     return result
 
@@ -47,7 +47,7 @@ def load_layers(nets: Sequence[Net], carried: dict[str, Any], source: str, undo:
     Raises NetError naming the layer that does not take its state. A layer that is not there any more is a warning.
     """
     for net, entry in zip(nets, carried["nets"], strict=False):
-        by_name = {layer.name: layer for layer in net.layers}
+        by_name = {node.layer.name: node.layer for node in net.nodes}
         for name, state in entry["layers"].items():
             layer = by_name.get(name)
             if layer is None:

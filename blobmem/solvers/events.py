@@ -104,8 +104,8 @@ class Callbacks:
 def outputs_of(net: Net, values: dict[str, np.ndarray]) -> Outputs:
     """The values of a net's output blobs, with the weights that they have in its loss."""
     weights = {}
-    for layer in net.layers:
-        for index, name in enumerate(layer.param.top):
-            if name in values and layer.loss_weight(index):
-                weights[name] = layer.loss_weight(index)
+    for node in net.nodes:
+        for index, name in enumerate(node.top_names):
+            if name in values and node.layer.loss_weight(index):
+                weights[name] = node.layer.loss_weight(index)
     return Outputs(values, weights)
