@@ -7,6 +7,7 @@ shapes and emits calls, and the ops of the device at hand run them.
 from __future__ import annotations
 
 import difflib
+import random
 import secrets
 import weakref
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from blobmem.devices import Device
+from blobmem.devices import Device, default
 from blobmem.errors import NetError
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite
@@ -24,18 +25,21 @@ from blobmem.ops.host.random import Draws, draws_at
 
 TRAIN, TEST = 0, 1
 
-_seed: int | None = None
+_seeds: random.Random | None = None
 
 
 def set_random_seed(seed: int | None) -> None:
-    """Set the seed of nets built from now on without one of their own; None draws one from the system."""
-    global _seed
-    _seed = None if seed is None else int(seed)
+    """Make nets built from now on without a seed of their own repeatable; None draws their seeds from the system.
+
+    Each takes the next number of the seed's sequence: the same nets in the same order are the same, no two are alike.
+    """
+    global _seeds
+    _seeds = None if seed is None else random.Random(int(seed))
 
 
 def default_seed() -> int:
-    """The seed of `set_random_seed`, or one from the system."""
-    return secrets.randbits(31) if _seed is None else _seed
+    """The next seed of `set_random_seed`'s sequence, or one from the system."""
+    return secrets.randbits(31) if _seeds is None else _seeds.getrandbits(31)
 
 
 @dataclass(slots=True)
@@ -85,6 +89,15 @@ class Layer:
         is_loss: its first top carries loss weight 1 unless the prototxt says otherwise.
         propagates: whether each bottom can take a gradient (the last entry stands for all further ones).
         dynamic: the tops' shapes depend on what is in the bottoms; see `resize`.
+
+    Attributes:
+        param: its LayerParameter.
+        name: its name in the net.
+        context: what it knows of its net; `phase` is the context's.
+        blobs: its parameters, in the order of caffemodel files.
+        internal: its internal arrays by purpose.
+        keeps_state: backward will run, and forward keeps what it needs.
+        param_grads, top_grads: whether each parameter takes, and each top brings, a gradient.
     """
 
     type: ClassVar[str] = ""
@@ -94,11 +107,12 @@ class Layer:
     propagates: ClassVar[tuple[bool, ...]] = (True,)
     dynamic: ClassVar[bool] = False
 
-    def __init__(self, param: Any, context: Context) -> None:
+    def __init__(self, param: Any, context: Context | None = None) -> None:
         self.param = param
         self.name: str = param.name
-        self.context = context
-        self.phase = context.phase
+        # pycaffe makes its layers from the message alone
+        self.context = Context(default()) if context is None else context
+        self.phase = self.context.phase
         self.blobs = Params(self)
         self.internal: dict[str, Blob] = {}
         self.fillers: dict[int, Filler] = {}
@@ -166,7 +180,9 @@ class Layer:
         """The call that gives parameter `index` its first values, a function of the seed, the layer and the index."""
         blob = self.blobs[index]
         draws = draws_at(self.context.state.seed, f"{self.name}/{index}", 0)
-        return call("fill_random", overwrite(blob), filler=self.fillers[index], draws=draws)
+        result = call("fill_random", overwrite(blob), filler=self.fillers[index], draws=draws)
+        result.layer_name = self.name
+        return result
 
     def internal_blob(self, purpose: str, shape: Sequence[int], dtype: Any = None) -> Blob:
         """The layer's array of that purpose (mask, scale, ...), created or reshaped; named LAYER/purpose."""

@@ -39,6 +39,8 @@ class _Base(Layer):
         self.axis = self.axis_of(bottom[0], options.axis, "axis")
         self.window = Window.of(self, bottom[0].num_axes - self.axis - 1)
         channels, outputs, group = bottom[0].shape[self.axis], int(options.num_output), int(options.group)
+        if channels < 1:
+            raise self.error("bottom", f"1 channel or more on axis {self.axis}", bottom[0].describe())
         if outputs < 1:
             raise self.error("num_output", "1 or more", outputs)
         if group < 1 or channels % group or outputs % group:
@@ -70,7 +72,7 @@ class _Base(Layer):
                     source.describe(),
                 )
             dims = [self.out_dim(size, i) for i, size in enumerate(source.shape[self.axis + 1 :])]
-            if min(dims, default=1) < 1:
+            if min(dims, default=1) < 1 or 0 in source.shape[self.axis + 1 :]:
                 raise self.error("kernel_size", f"a window that fits into {source.describe()}", self.window.kernel)
             target.reshape(*source.shape[: self.axis], self.outputs, *dims)
 

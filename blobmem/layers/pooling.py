@@ -82,7 +82,7 @@ class Pooling(Layer):
         if self.is_global:
             self.kernel = (plane[0], plane[1])
         dims = [self._out_dim(size, axis) for axis, size in enumerate(plane)]
-        if min(dims) < 1:
+        if min(*dims, *plane) < 1:
             raise self.error("kernel_size", f"a window that fits into {bottom[0].describe()}", self.kernel)
         for blob in top:
             blob.reshape(batch, channels, *dims)

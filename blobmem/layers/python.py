@@ -35,9 +35,9 @@ class Python(Layer):
         super().__init__(param, context)
         cls = self._find()
         with self._named():
-            face = cls(param, context)
+            face = cls(param)
         face.type, face.phase, face.param_str = self.type, self.phase, param.python_param.param_str
-        face.blobs = self.blobs
+        face.context, face.blobs = context, self.blobs
         self.face: Any = face
         self._shaped = False  # for the coming forward
 

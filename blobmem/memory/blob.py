@@ -37,7 +37,7 @@ def _checked_shape(shape: Iterable[Any], itemsize: int) -> tuple[int, ...]:
         raise ValueError(f"a blob has at most {MAX_AXES} axes, got {len(dims)}")
     if any(d < 0 for d in dims):
         raise ValueError(f"the dimensions of a blob cannot be negative, got {dims}")
-    if math.prod(dims) * itemsize > _MAX_BYTES:
+    if math.prod(max(d, 1) for d in dims) * itemsize > _MAX_BYTES:  # NumPy has no empty arrays beyond its limit either
         raise ValueError(f"a blob of shape {dims} would take more than {_MAX_BYTES >> 40} TiB")
     return dims
 
@@ -109,10 +109,12 @@ class Blob:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The dimensions."""
         return self._shape
 
     @property
     def num_axes(self) -> int:
+        """Number of axes; 0 for a scalar."""
         return len(self._shape)
 
     @property
@@ -479,6 +481,7 @@ class Blob:
     # ---------------------------------------------------------------- for people
 
     def describe(self) -> str:
+        """Name and shape, as messages have them."""
         dims = " x ".join(map(str, self._shape)) or "scalar"
         return f"blob '{self.name}' ({dims})" if self.name else f"a blob ({dims})"
 

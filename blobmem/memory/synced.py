@@ -82,10 +82,12 @@ class SyncedMemory:
 
     @property
     def device(self) -> Device:
+        """Where the device side lives."""
         return self._device
 
     @property
     def name(self) -> str:
+        """What messages and the device's list of holders call it."""
         return self._name
 
     @name.setter

@@ -197,6 +197,37 @@ class Access:
     def _layer_names(self) -> list[str]:
         return self.layer_names
 
+    # blobs by position, as converters of models go through a net
+
+    @property
+    def _blobs(self) -> list[Blob]:
+        return list(self.blobs.values())
+
+    @property
+    def _inputs(self) -> list[int]:
+        return self._ids(self.inputs)
+
+    @property
+    def _outputs(self) -> list[int]:
+        return self._ids(self.outputs)
+
+    def _top_ids(self, layer: int) -> list[int]:
+        return self._ids(self.nodes[layer].top_names)
+
+    def _bottom_ids(self, layer: int) -> list[int]:
+        return self._ids(self.nodes[layer].bottom_names)
+
+    def _ids(self, names: Iterable[str]) -> list[int]:
+        names_of_all = list(self.blobs)
+        return [names_of_all.index(name) for name in names]
+
+    @property
+    def _blob_loss_weights(self) -> list[float]:
+        return list(self.blob_loss_weights.values())
+
+    def _set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
+        self.set_input_arrays(data, labels)
+
     def _forward(self, start: int, end: int) -> float:
         return self.run_forward(start, end)
 

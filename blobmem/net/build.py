@@ -88,6 +88,10 @@ def _append(message: Any, context: Context, blobs: dict[str, Blob], unused: dict
     bottom_names, top_names = list(layer.param.bottom), list(layer.param.top)
     if message.propagate_down and len(message.propagate_down) != len(bottom_names):
         raise layer.error("propagate_down", f"none or {len(bottom_names)} values, one for each bottom")
+    if message.loss_weight and len(message.loss_weight) != len(top_names):
+        raise layer.error("loss_weight", f"none or {len(top_names)} values, one for each top", len(message.loss_weight))
+    if "" in top_names:
+        raise layer.error("top", "a name", "''")
     for name in bottom_names:
         if name not in blobs:
             raise layer.error("bottom", "a blob that an earlier layer produces", f"'{name}'")
@@ -124,7 +128,9 @@ def _saying_shapes(node: Node) -> Iterator[None]:
     except (ValueError, IndexError) as error:
         if node.layer.type == "Python":  # the user's own error
             raise
-        shapes = ", ".join(blob.describe() for blob in node.bottom) or "none"
+        if not node.bottom:
+            raise node.layer.error("shape", f"one that a blob can have ({error})") from error
+        shapes = ", ".join(blob.describe() for blob in node.bottom)
         raise node.layer.error("shapes", f"bottoms that fit ({error}); bottoms are", shapes) from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +12,8 @@ from blobmem.errors import NetError
 from blobmem.proto import caffe_pb2
 
 PHASES = ("TRAIN", "TEST")
+
+log = logging.getLogger("blobmem")
 
 
 def net_state(phase: int, level: int = 0, stages: Iterable[str] = ()) -> Any:
@@ -40,7 +44,7 @@ def included(layer: Any, state: Any, source: str = "") -> bool:
 
 
 def filter_net(param: Any, state: Any, source: str = "") -> Any:
-    """A copy of the net with the layers that the state includes, each with its phase set."""
+    """A copy of the net with the layers that the state includes, each with its phase set and a name of its own."""
     result = caffe_pb2.NetParameter()
     result.CopyFrom(param)
     del result.layer[:]
@@ -51,7 +55,22 @@ def filter_net(param: Any, state: Any, source: str = "") -> Any:
             kept.CopyFrom(layer)
             if not kept.HasField("phase"):
                 kept.phase = state.phase
+    _tell_apart(result, source)
     return result
+
+
+def _tell_apart(param: Any, source: str) -> None:
+    """Add a number to the names of layers that an earlier layer has: Caffe takes them, and so nets have them."""
+    names = {layer.name for layer in param.layer}
+    seen: set[str] = set()
+    for layer in param.layer:
+        if layer.name in seen:
+            name = next(f"{layer.name}_{i}" for i in itertools.count(2) if f"{layer.name}_{i}" not in names)
+            where = f"{source}: " if source else ""
+            log.warning("%sthe second layer named '%s' (%s) is called '%s' here", where, layer.name, layer.type, name)
+            names.add(name)
+            layer.name = name
+        seen.add(layer.name)
 
 
 def split_name(layer: str, blob: str, index: int) -> str:
@@ -74,9 +93,11 @@ def insert_splits(param: Any, source: str = "") -> Any:
         for j, name in enumerate(layer.bottom):
             if name not in producer:
                 known = ", ".join(list(producer)[-8:]) or "none"
+                later = [other.name for other in param.layer[i + 1 :] if name in other.top]
+                order = f"; layer '{later[0]}' does, and comes later: a net has no cycles" if later else ""
                 raise NetError(
                     f"{where}layer '{layer.name}' ({layer.type}), bottom {j}: no layer before it produces blob "
-                    f"'{name}' (the last ones are: {known})"
+                    f"'{name}' (the last ones are: {known}){order}"
                 )
             bottoms[i, j] = producer[name]
             uses[producer[name]] += 1

@@ -45,6 +45,19 @@ class Net(Access):
         skip_damaged: data layers warn of a damaged record and take the next one, instead of stopping.
         source: the file that a message came from, for error messages.
 
+    Attributes:
+        blobs: all blobs by name, in the order in which layers make them.
+        params: the parameters of each layer that has some, by the layer's name.
+        inputs, outputs: names of the blobs that you fill, and of those that no layer takes.
+        layers: the layers in order; of a Python layer the user's own object.
+        layer_names: their names.
+        top_names, bottom_names: names of each layer's tops and bottoms, by its name.
+        internals: the layers' internal arrays (masks, scales), named LAYER/purpose.
+        phase: TRAIN or TEST.
+        device: where it computes now.
+        param: the NetParameter that it was built from, splits inserted.
+        debug_info: log the mean absolute value of what each layer writes.
+
     Raises NetError naming file, layer and field for a wrong model, FileNotFoundError's message in it for absent files.
     Building allocates no activation.
     """
@@ -93,15 +106,16 @@ class Net(Access):
         # of a Python layer, the user's own object
         self.layers: list[Layer] = [getattr(node.layer, "face", node.layer) for node in self.nodes]
         self._dynamic = [index for index, node in enumerate(self.nodes) if node.layer.dynamic]
-        self.layer_names: list[str] = [layer.name for layer in self.layers]
+        self.layer_names: list[str] = [node.layer.name for node in self.nodes]
         self.top_names: dict[str, list[str]] = {node.layer.name: node.top_names for node in self.nodes}
         self.bottom_names: dict[str, list[str]] = {node.layer.name: node.bottom_names for node in self.nodes}
-        self.params: dict[str, list[Blob]] = {layer.name: layer.blobs for layer in self.layers if layer.blobs}
+        self.params: dict[str, list[Blob]] = {n.layer.name: n.layer.blobs for n in self.nodes if n.layer.blobs}
         self.internals: dict[str, Blob] = {}
         self.debug_info: bool = self.param.debug_info
         self.identity = _Identity(f"net '{self.name}' ({PHASES[phase]})")
         self.group = SharingGroup()
         self._shapes = self._present_shapes()  # those that the layers know
+        self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._spans: dict[tuple[bool, int, int], _Span] = {}
         self._moves = 0
@@ -132,12 +146,18 @@ class Net(Access):
         ]
         # on the host, as files are: the device takes them with its first pass
         schedule = Schedule(calls, self.device, on_host=True)
-        schedule.run()
+        secure(schedule.needs())
+        try:
+            schedule.run()
+        except NetError as error:
+            raise NetError(f"{self.source}: {error}" if self.source else str(error)) from None
 
     def _calls(self) -> tuple[list[Call], list[Call]]:
         forward: list[Call] = []
         backward: list[Call] = []
         for index, node in enumerate(self.nodes):
+            if index in self._stale:
+                continue
             layer = node.layer
             calls = list(layer.forward(node.bottom, node.top))
             if node.need_backward:
@@ -146,16 +166,33 @@ class Net(Access):
             forward += _of_layer(calls, index, layer)
         for index in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[index]
-            if node.need_backward:
+            if node.need_backward and index not in self._stale:
                 calls = list(node.layer.backward(node.bottom, node.top, node.bottom_need))
                 backward += _of_layer(calls, index, node.layer)
         return forward, backward
 
     def reshape(self) -> None:
         """Let every layer give its tops their shapes anew, from the input blobs on."""
-        for node in self.nodes:
-            reshape(node)
+        self._outdate(0)
+        self._fit(0, len(self.nodes) - 1)
         self._compile()
+
+    def _outdate(self, first: int) -> None:
+        """The layers from `first` on are to be given their shapes anew before they run."""
+        self._stale.update(range(first, len(self.nodes)))
+
+    def _fit(self, first: int, last: int) -> bool:
+        """Let layers first to last, those that are stale, give their tops their shapes; whether there were any."""
+        fitted = False
+        for index in range(first, last + 1) if self._stale else ():
+            if index in self._stale:
+                before = _shapes_of(self.nodes[index])
+                reshape(self.nodes[index])
+                self._stale.discard(index)
+                if _shapes_of(self.nodes[index]) != before:
+                    self._outdate(index + 1)
+                fitted = True
+        return fitted
 
     def _compile(self) -> tuple[Schedule, Schedule]:
         self._name_blobs()
@@ -168,17 +205,22 @@ class Net(Access):
     def _present_shapes(self) -> list[tuple[int, ...]]:
         return [blob.shape for blob in self.blobs.values()]
 
-    def compiled(self) -> tuple[Schedule, Schedule]:
-        """The forward and the backward schedule for the blobs' present shapes."""
+    def compiled(self, first: int = 0, last: int | None = None) -> tuple[Schedule, Schedule]:
+        """The forward and the backward schedule for the blobs' present shapes; of layers first to last at least.
+
+        Other layers keep the shapes they had, as in Caffe: they need not fit an input that only the first ones see.
+        """
         if self._shapes != self._present_shapes():
-            self.reshape()
+            self._outdate(0)
+        if self._fit(first, len(self.nodes) - 1 if last is None else last):
+            self._schedules = None
         return self._schedules or self._compile()
 
     # ---------------------------------------------------------------- running
 
     def _span(self, backward: bool, first: int, last: int) -> _Span:
         """The calls of layers first to last, with what they need and rely on."""
-        schedule = self.compiled()[backward]
+        schedule = self.compiled(first, last)[backward]
         if self._moves != moves():  # some blob, perhaps of this net, is elsewhere now
             self._moves, self._spans = moves(), {}
         span = self._spans.get((backward, first, last))
@@ -254,9 +296,9 @@ class Net(Access):
     def _fit_after(self, index: int, before: list[tuple[int, ...]]) -> None:
         """If layer `index` has given its arrays other shapes, let the layers after it follow."""
         if _shapes_of(self.nodes[index]) != before:
-            for node in self.nodes[index + 1 :]:
-                reshape(node)
-            self._compile()
+            self._outdate(index + 1)
+            self._shapes = self._present_shapes()
+            self._schedules, self._spans = None, {}
 
     def run_backward(self, first: int | None = None, last: int = 0) -> None:
         """Run layers first down to last backward (positions, inclusive). Parameter gradients are added to.
@@ -327,7 +369,7 @@ class Net(Access):
         """Make random draws a function of another seed from now on; parameters stay as they are."""
         if seed != self.state.seed:
             self.state.seed = seed
-            self.reshape()  # draws are bound to the seed when a net is compiled
+            self._schedules, self._spans = None, {}  # draws are bound to the seed when a net is compiled
 
     def clear_param_diffs(self) -> None:
         """Set all parameter gradients to zero, without touching bytes that nobody holds an array over."""

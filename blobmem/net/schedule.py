@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blobmem import memory as memory_package
-from blobmem.devices import Device
+from blobmem.devices import HOST, Device
+from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.workspace import workspace
 from blobmem.ops.call import Call, Operand
@@ -23,22 +24,47 @@ class Need(NamedTuple):
     nbytes: int
 
 
+_LITTLE = 1 << 30  # bytes on the host that are had without asking
+
+
 def secure(needs: Iterable[Need]) -> None:
     """Allocate all of it or nothing.
 
-    Raises OutOfDeviceMemory (or MemoryError on the host) with every capacity as it was before.
+    Raises OutOfDeviceMemory (or MemoryError, where the host lacks address space) with every capacity as it was before.
     """
     grown: list[Need] = []
+    on_host: list[tuple[str, int]] = []
     try:
         for memory, side, nbytes in needs:
             before = memory.gpu_capacity if side is Side.DEVICE else memory.cpu_capacity
             if nbytes > before:
+                if side is Side.HOST and memory.device.compute:
+                    on_host.append((memory.name, nbytes - before))
                 memory.reserve(side, nbytes)
                 grown.append(Need(memory, side, before))
+        _check_host(on_host)
     except MemoryError:
         for memory, side, before in reversed(grown):
             memory.unreserve(side, before)
         raise
+
+
+def _check_host(wanted: list[tuple[str, int]]) -> None:
+    """Raise OutOfDeviceMemory if the machine has not got what these memories will take.
+
+    Its pages are only had when they are touched, and the system then ends some process.
+    """
+    nbytes = sum(more for _, more in wanted)
+    if nbytes < _LITTLE:
+        return
+    free, total = HOST.memory_info()
+    if nbytes > free > 0:
+        name, most = max(wanted, key=lambda item: item[1])
+        raise OutOfDeviceMemory(
+            f"asked for {nbytes / 2**20:.0f} MB more of the host's memory, most of it ({most / 2**20:.0f} MB) for "
+            f"'{name}'; {free / 2**20:.0f} MB of {total / 2**20:.0f} MB are free: take a smaller batch or net",
+            nbytes, free, total,
+        )  # fmt: skip
 
 
 class _Bound:
@@ -118,7 +144,14 @@ class _Step:
         if self.device.compute:
             if self.scratch:
                 attributes["ws"] = self._scratch()
-            self.fn(*[None if bound is None else bound.array for bound in self.bound], **attributes)
+            try:
+                self.fn(*[None if bound is None else bound.array for bound in self.bound], **attributes)
+            except ValueError as error:
+                place = f"layer '{self.call.layer_name}'"
+                # functions of the host (a user's, say) speak for themselves
+                if self.call.on_host or not self.call.layer_name or place in str(error):
+                    raise
+                raise NetError(f"{place}: {error}") from error
         if self.call.once:
             self.done = views
 

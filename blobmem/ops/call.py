@@ -33,10 +33,12 @@ class Operand:
 
     @property
     def view(self) -> View:
+        """The bytes, where they are now."""
         return self.blob.diff_view if self.diff else self.blob.data_view
 
     @property
     def op_shape(self) -> tuple[int, ...]:
+        """The shape in which the op sees it."""
         return self.blob.shape if self.shape is None else self.shape
 
 

@@ -46,6 +46,7 @@ class ArraySpec:
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     @property
@@ -55,6 +56,7 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
+        """Bytes that such an array takes."""
         return self.size * self.dtype.itemsize
 
 

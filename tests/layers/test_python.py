@@ -83,6 +83,18 @@ class Rows(caffe.Layer):
         pass
 
 
+class Greedy(Times):
+    '''With a constructor as pycaffe calls it, and names of its own for what other layers keep elsewhere.'''
+
+    def __init__(self, message):
+        super().__init__(message)
+        self.asked = message.python_param.param_str
+
+    def setup(self, bottom, top):
+        super().setup(bottom, top)
+        self.name, self.param, self.context, self.loss_weight, self.error = "mine", None, 1, 2, 3
+
+
 class Broken(caffe.Layer):
     def setup(self, bottom, top):
         pass
@@ -133,6 +145,20 @@ def test_forward_and_backward(device):
     assert np.array_equal(net.backward(y=x)["x"], 2.5 * x)
     assert type(net.layers[1]).__name__ == "Times" and net.layers[1].type == "Python"
     assert net.layer_dict["times"].factor == 2.5
+
+
+def test_a_class_may_use_any_name_and_have_a_constructor(tmp_path):
+    text = INPUT.replace("Input", "DummyData").replace("input_param", "dummy_data_param")
+    text += 'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "p" inner_product_param { num_output: 3 } }\n'
+    text += layer("times", ["p"], "y", "Greedy", 'param_str: "2.5"')
+    text += 'layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "x" top: "loss" }'
+    param = caffe_pb2.SolverParameter(base_lr=0.5, lr_policy="fixed", display=1, snapshot_prefix=str(tmp_path / "s"))
+    param.net_param.CopyFrom(read_net(text))
+    solver = SGDSolver(param)
+    solver.step(2)
+    solver.restore(solver.snapshot())
+    found = solver.net.layer_dict["times"]
+    assert (found.name, found.asked) == ("mine", "2.5")
 
 
 def test_the_net_goes_on_on_the_device():

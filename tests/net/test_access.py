@@ -58,6 +58,14 @@ def test_layers_and_loss_weights_by_name():
     assert net.blob_loss_weights == {name: 5.0 if name == "loss" else 0.0 for name in net._blob_names}
 
 
+def test_blobs_by_position():
+    net = Net(NET, TRAIN)
+    assert [blob is net.blobs[name] for blob, name in zip(net._blobs, net._blob_names, strict=True)] == [True] * 3
+    assert (net._inputs, net._outputs) == ([0], [2])
+    assert (net._bottom_ids(0), net._top_ids(0), net._bottom_ids(2), net._top_ids(2)) == ([], [0], [1], [2])
+    assert net._blob_loss_weights == [0, 0, 0]
+
+
 def test_positions_and_levels_in_the_order_of_pycaffe():
     staged = NET + 'layer { name: "extra" type: "Silence" bottom: "z" include { min_level: 1 stage: "A" } }'
     assert "extra" not in Net(staged, TEST).layer_dict

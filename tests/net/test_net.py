@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from blobmem import TEST, TRAIN, BlobmemError, Net, NetError, OutOfDeviceMemory, SimulatedDevice
+from blobmem import TEST, TRAIN, BlobmemError, Net, NetError, OutOfDeviceMemory, SimulatedDevice, set_random_seed
 from blobmem.devices import HOST
 from blobmem.memory import Head
 
@@ -92,6 +92,47 @@ def test_parts_of_the_net_equal_the_whole(device):
     net.backward(start="relu")
     for grad, blob in zip(grads, net.params["ip1"], strict=True):
         np.testing.assert_array_equal(grad, blob.diff)
+
+
+CONV = """
+name: "conv" force_backward: true
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 dim: 6 dim: 6 } } }
+layer { name: "conv" type: "Convolution" bottom: "x" top: "y"
+  convolution_param { num_output: 3 kernel_size: 3 weight_filler { type: "xavier" } } }
+layer { name: "square" type: "Power" bottom: "y" top: "z" power_param { power: 2 } }
+layer { name: "ip" type: "InnerProduct" bottom: "z" top: "out"
+  inner_product_param { num_output: 2 weight_filler { type: "xavier" } } }
+"""
+
+
+def test_layers_after_the_end_of_a_pass_need_not_fit_its_input(device):
+    """As scripts do that look into a classifier with images of any size."""
+    net = filled(Net(CONV, TEST, device=device, seed=1))
+    small = np.array(net.forward()["out"])
+    corner = net.blobs["x"].data.copy()
+    for size in ((9, 7), (4, 5), (8, 8)):
+        net.blobs["x"].reshape(1, 2, *size)
+        filled(net)
+        assert net.forward(end="square")["z"].shape == (1, 3, size[0] - 2, size[1] - 2)
+        assert net.blobs["out"].shape == (1, 2)
+        net.blobs["z"].diff[...] = 1
+        assert net.backward(start="square")["x"].shape == (1, 2, *size)
+        with pytest.raises(NetError, match="'ip'.*bottom"):
+            net.forward()
+    net.blobs["x"].reshape(1, 2, 6, 6)
+    net.blobs["x"].data[...] = corner
+    np.testing.assert_array_equal(net.forward()["out"], small)
+
+
+def test_a_pass_that_starts_later_takes_the_shape_that_a_script_gave(device):
+    net = filled(Net(CONV, TEST, device=device, seed=1))
+    net.forward()
+    net.blobs["y"].reshape(5, 3, 4, 4)
+    net.blobs["y"].data[...] = np.arange(5).reshape(5, 1, 1, 1)
+    out = net.forward(start="square")["out"]
+    assert out.shape == (5, 2)
+    np.testing.assert_allclose(out[4] - out[0], 16 * (out[1] - out[0]), rtol=1e-4)
+    assert net.forward()["out"].shape == (1, 2), "a whole pass has the shapes that the input gives"
 
 
 def test_gradients_accumulate_until_cleared(device):
@@ -207,6 +248,20 @@ def test_parameters_shared_by_name(device):
     np.testing.assert_allclose(net.params["a"][0].cpu_diff(), 2 * np.ones((4, 3)) @ x, rtol=1e-5)
 
 
+def test_nets_after_one_seed_are_repeatable_and_not_alike():
+    def weights():
+        set_random_seed(7)
+        return [Net(MLP, TRAIN).params["ip1"][0].data.copy() for _ in range(2)]
+
+    try:
+        first, again = weights(), weights()
+    finally:
+        set_random_seed(None)
+    np.testing.assert_array_equal(first, again)
+    assert (first[0] != first[1]).any()
+    assert (Net(MLP, TRAIN).params["ip1"][0].data != Net(MLP, TRAIN).params["ip1"][0].data).any()
+
+
 def test_parameters_that_cannot_be_shared():
     wider = SHARED.replace('bottom: "a" top: "b"', 'bottom: "x" top: "b"')
     wider = "num_output: 5".join(wider.rsplit("num_output: 4", 1))
@@ -221,8 +276,8 @@ def test_parameters_that_cannot_be_shared():
     "text, message",
     [
         ('layer { name: "a" type: "Relu" bottom: "x" top: "y" }', "layer 'a': unknown type 'Relu'; did you mean .*ReLU"),
-        ('layer { name: "a" type: "ReLU" bottom: "x" top: "x" } layer { name: "a" type: "ReLU" bottom: "x" top: "y" }',
-         "two layers of this phase are named 'a'"),
+        ('layer { name: "x_in_0_split" type: "ReLU" bottom: "x" top: "y" } layer { name: "a" type: "ReLU" bottom: "x" '
+         'top: "z" }', "two layers of this phase are named 'x_in_0_split'"),
         ('layer { name: "a" type: "ReLU" bottom: "x" top: "y" } layer { name: "b" type: "TanH" bottom: "x" top: "y" }',
          "layer 'b'.*top: expected a name that no earlier layer produces.*'y'"),
         ('layer { name: "a" type: "ReLU" bottom: "x" bottom: "x" top: "y" }', "layer 'a'.*bottom: expected 1, got 2"),
@@ -251,6 +306,20 @@ def test_wrong_models_name_layer_and_field(text, message, tmp_path):
     with pytest.raises(NetError, match=message) as error:
         Net(path, TRAIN)
     assert "wrong.prototxt" in str(error.value)
+
+
+def test_layers_of_one_name_as_caffe_takes_them(tmp_path, caplog):
+    text = CONV.replace('name: "square"', 'name: "conv"') + (
+        'layer { name: "conv" type: "InnerProduct" bottom: "out" top: "again" inner_product_param { num_output: 2 '
+        'weight_filler { type: "xavier" } } }'
+    )
+    net = filled(Net(text, TRAIN, seed=1))
+    assert net.layer_names == ["in", "conv", "conv_2", "ip", "conv_3"]
+    assert "the second layer named 'conv' (Power) is called 'conv_2' here" in caplog.text
+    assert list(net.params) == ["conv", "ip", "conv_3"]
+    net.save(tmp_path / "w.caffemodel")
+    other = filled(Net(text, TRAIN, weights=tmp_path / "w.caffemodel", seed=2))
+    np.testing.assert_array_equal(other.forward()["again"], net.forward()["again"])
 
 
 def test_propagate_down_stops_a_gradient(device):

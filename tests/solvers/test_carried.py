@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -31,6 +32,7 @@ def nets(noisy):
     solver = noisy()
     for index, net in enumerate((solver.net, *solver.test_nets)):
         net.layers.append(Positioned("source", index))
+        net.nodes.append(SimpleNamespace(layer=net.layers[-1]))
     return [solver.net, *solver.test_nets]
 
 
