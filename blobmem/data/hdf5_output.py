@@ -34,6 +34,7 @@ class HDF5Output(Layer):
     bottoms = (2, 2)
     tops = (0, 0)
     propagates = (False,)
+    rewinds = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         self.file_name: str = self.param.hdf5_output_param.file_name

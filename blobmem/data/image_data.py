@@ -10,7 +10,7 @@ import numpy as np
 from blobmem.data.datum import Misfit, RecordError, Shape, dims
 from blobmem.data.image_list import Entry, ImageList, open_image, pixels_of
 from blobmem.data.images import Color, CompressedImage
-from blobmem.data.options import first_position, place_of, stated_item, transform_param
+from blobmem.data.options import first_position, place_of, stated_item
 from blobmem.data.order import Orders
 from blobmem.data.source import Batched, Damaged
 from blobmem.data.transform import Choice, Transformer, random_words
@@ -40,9 +40,7 @@ class ImageData(Batched):
             )
         self.color: Color = "color" if options.is_color else "gray"
         self.shuffle: bool = options.shuffle
-        self.transformer = Transformer(
-            transform_param(self.param, options), self.phase == TRAIN, self.context.dtype, self.error
-        )
+        self.transformer = Transformer(self.param.transform_param, self.phase == TRAIN, self.context.dtype, self.error)
         self.damaged = Damaged(place_of(self, "source"))
         self._orders = Orders(self.name)
         self._list: ImageList | None = None

@@ -14,7 +14,7 @@ from blobmem.data.database import MARK_FILE, kind_of
 from blobmem.data.datum import Shape
 from blobmem.data.lmdb_file import DATA_FILE
 from blobmem.data.mnist import DATABASES
-from blobmem.data.options import first_position, place_of, stated_item, transform_param
+from blobmem.data.options import first_position, place_of, stated_item
 from blobmem.data.source import Batched
 from blobmem.data.transform import Transformer
 from blobmem.layers.base import TRAIN, register_layer
@@ -117,9 +117,9 @@ class Data(Batched):
         return f"{found}: {create}, or, for footprints, state an item's shape with --input-shape {top}=CxHxW"
 
     def _transform_param(self) -> Any:
-        """transform_param, with what old files say in data_param."""
-        options = self.param.data_param
-        result = transform_param(self.param, options)
-        if options.force_encoded_color:
+        """transform_param, with force_color if an old file says so in data_param."""
+        result = caffe_pb2.TransformationParameter()
+        result.CopyFrom(self.param.transform_param)
+        if self.param.data_param.force_encoded_color:
             result.force_color = True
         return result

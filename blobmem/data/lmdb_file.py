@@ -40,6 +40,7 @@ _RUN = struct.Struct("<QHHI")
 _META_DATA = struct.Struct("<II16x I44x 4xHH24xQQ QQ")
 _META_BYTES = HEADER.size + _META_DATA.size
 _DEPTH_LIMIT = 32  # LMDB's own
+_LEAST_RECORD = 10  # bytes: an offset and a node
 _DUPLICATES = 4
 
 _HAS_PREAD = hasattr(os, "pread")
@@ -108,6 +109,8 @@ class LmdbFile:
             raise NetError(f"{self.folder} has several values for one key (DUPSORT): copy it into a database without")
         if meta.entries and not 0 < meta.depth <= _DEPTH_LIMIT:
             raise self.damaged(f"its tree has {meta.depth} levels")
+        if meta.entries * _LEAST_RECORD > size:
+            raise self.damaged(f"there is no place for {meta.entries} records in its {size} bytes")
         return meta
 
     def _meta_at(self, offset: int) -> _Meta:

@@ -14,6 +14,7 @@ Item = tuple[bytes, bytes | RecordError]
 _NODE = struct.Struct("<HHHH")
 _NUMBER = struct.Struct("<Q")
 _BIG = 1
+_LONGEST_KEY = 511  # bytes, as LMDB is built
 
 
 class Leaves:
@@ -45,6 +46,8 @@ class Leaves:
         self._number = self._path[-1].pop()
         self._page = self._file.page(self._number, LEAF)
         self._offsets = _offsets(self._page)
+        if not self._offsets:  # of such ones, branches that share children could have a walk without end
+            raise self._file.damaged(f"leaf page {self._number} has no records")
         self.first += self.count
         self.count = len(self._offsets)
         if self.first + self.count > self._file.entries:
@@ -74,6 +77,9 @@ class Leaves:
             low, high, flags, key_size = node(page, offset)
             value_start = key_start + key_size
             size = low | high << 16
+            if key_size > _LONGEST_KEY:
+                yield b"number %d" % index, self._damage()
+                continue
             key = page[key_start:value_start]
             if not flags and value_start + size <= end:
                 yield key, page[value_start : value_start + size]

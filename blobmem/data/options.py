@@ -1,31 +1,12 @@
-"""Options that sources of images have in common, and where old files state them."""
+"""Options that sources of images have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from blobmem.data.datum import RecordError, Shape, dims
 from blobmem.data.transform import Transformer, random_words
 from blobmem.layers.base import Layer
-from blobmem.proto import caffe_pb2
-
-_MOVED = ("scale", "mean_file", "crop_size", "mirror")
-
-
-def transform_param(param: Any, options: Any) -> Any:
-    """A layer's transform_param, and what of it stands in the source's own message `options`, as in files before it.
-
-    Where both state a field, transform_param's counts.
-    """
-    result = caffe_pb2.TransformationParameter()
-    for field in _MOVED:
-        if options.HasField(field):
-            setattr(result, field, getattr(options, field))
-    if param.transform_param.mean_value:
-        result.ClearField("mean_file")
-    result.MergeFrom(param.transform_param)
-    return result
 
 
 def first_position(layer: Layer, rand_skip: int) -> int:

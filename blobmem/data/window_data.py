@@ -9,7 +9,7 @@ import numpy as np
 from blobmem.data.datum import RecordError, dims
 from blobmem.data.image_list import decode, pixels_of, read_image_file
 from blobmem.data.images import Color
-from blobmem.data.options import place_of, transform_param
+from blobmem.data.options import place_of
 from blobmem.data.source import Batched, Damaged
 from blobmem.data.transform import Choice, Transformer, random_words
 from blobmem.data.window_cut import Cut, cut_of, cut_out
@@ -32,9 +32,7 @@ class WindowData(Batched):
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         options = self.param.window_data_param
-        self.transformer = Transformer(
-            transform_param(self.param, options), self.phase == TRAIN, self.context.dtype, self.error
-        )
+        self.transformer = Transformer(self.param.transform_param, self.phase == TRAIN, self.context.dtype, self.error)
         batch, self.size = options.batch_size, self.transformer.crop
         if self.size < 1:
             raise self.error("crop_size", "the size of the windows that the net sees, 1 or more", self.size)

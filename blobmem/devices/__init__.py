@@ -26,6 +26,7 @@ __all__ = [
     "set_device",
     "set_mode_cpu",
     "set_mode_gpu",
+    "switches",
 ]
 
 _UNITS = {"": 1, "B": 1}
@@ -34,6 +35,7 @@ for _power, _letter in enumerate("KMGTP", start=1):
     _UNITS[f"{_letter}IB"] = 1024**_power
 
 _default: Device = HOST
+_switches = 0
 _accelerator: Device | str = "cuda"  # what `set_mode_gpu` stands for
 
 
@@ -88,8 +90,14 @@ def set_default(device: Device | str) -> None:
 
     Memories made before keep theirs; nets made without a device of their own follow at their next pass.
     """
-    global _default
+    global _default, _switches
     _default = get(device)
+    _switches += 1
+
+
+def switches() -> int:
+    """How often the default device was set."""
+    return _switches
 
 
 def set_mode_cpu() -> None:

@@ -89,6 +89,7 @@ class Layer:
         is_loss: its first top carries loss weight 1 unless the prototxt says otherwise.
         propagates: whether each bottom can take a gradient (the last entry stands for all further ones).
         dynamic: the tops' shapes depend on what is in the bottoms; see `resize`.
+        rewinds: a forward pass that fails takes the layer back to the `state_dict` that it began with.
 
     Attributes:
         param: its LayerParameter.
@@ -106,6 +107,7 @@ class Layer:
     is_loss: ClassVar[bool] = False
     propagates: ClassVar[tuple[bool, ...]] = (True,)
     dynamic: ClassVar[bool] = False
+    rewinds: ClassVar[bool] = False
 
     def __init__(self, param: Any, context: Context | None = None) -> None:
         self.param = param

@@ -15,7 +15,7 @@ _PROD, _SUM, _MAX = 0, 1, 2
 
 @register_layer
 class Eltwise(Layer):
-    """Product, weighted sum or maximum of bottoms of one shape."""
+    """Product, weighted sum or maximum of bottoms of one shape. As in Caffe a maximum takes `coeff` and ignores it."""
 
     type = "Eltwise"
     bottoms = (2, None)
@@ -23,8 +23,8 @@ class Eltwise(Layer):
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         options = self.param.eltwise_param
         self.operation, self.stable = options.operation, options.stable_prod_grad
-        if options.coeff and self.operation != _SUM:
-            raise self.error("coeff", "none, unless operation is SUM", list(options.coeff))
+        if options.coeff and self.operation == _PROD:
+            raise self.error("coeff", "none for a product", list(options.coeff))
         if options.coeff and len(options.coeff) != len(bottom):
             raise self.error("coeff", f"none or {len(bottom)}, one for each bottom", len(options.coeff))
         self.coeffs = tuple(options.coeff) or (1.0,) * len(bottom)

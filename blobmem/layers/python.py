@@ -87,9 +87,8 @@ class Python(Layer):
             self.face.reshape(bottom, top)
 
     def resize(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        if not self._shaped:
-            self.reshape(bottom, top)
-            self._shaped = True
+        self.reshape(bottom, top)
+        self._shaped = True
 
     def prepare(self, top: Sequence[Blob]) -> None:
         """A source of data says its shapes before anything runs, so that there is memory for them."""

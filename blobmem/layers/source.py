@@ -16,6 +16,7 @@ from blobmem.ops.call import Call, accumulate_diff, call, overwrite, read, read_
 class Source(Layer):
     """No bottoms; tops whose shapes may change from batch to batch."""
 
+    rewinds = True
     bottoms: ClassVar[tuple[int, int | None]] = (0, 0)
     tops: ClassVar[tuple[int, int | None]] = (1, None)
 
@@ -72,9 +73,11 @@ class DummyData(Source):
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         for index, (blob, filler) in enumerate(zip(top, self.data_fillers, strict=True)):
-            # a constant stays as a script may since have changed it
-            once = filler.kind == "constant"
-            yield call("fill_random", overwrite(blob), once=once, filler=filler, draws=self.draws(str(index)))
+            if filler.kind == "constant":
+                # it stays as a script may since have changed it
+                yield call("fill", overwrite(blob), once=True, value=filler.value)
+            else:
+                yield call("fill_random", overwrite(blob), filler=filler, draws=self.draws(str(index)))
 
 
 @register_layer

@@ -9,10 +9,11 @@ from blobmem.logs.record import Log, Row
 
 _PREFIX = re.compile(r"[IWEF](?P<date>\d{4}|\d{8}) (?P<time>\d\d:\d\d:\d\d\.\d{1,6})\s+\d+ \S+:\d+\] ")
 _NUMBER = r"(?P<value>[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf))(?![\w.#])"
+_ITERATION = r"(?P<iteration>\d{1,18})"  # beyond some thousands Python refuses digits
 _BEGIN = re.compile(r"Solving |Starting Optimization")
-_TEST = re.compile(r"Iteration (?P<iteration>\d+), Testing net \(#(?P<net>\d+)\)", re.IGNORECASE)
-_LOSS = re.compile(rf"Iteration (?P<iteration>\d+)(?: \([^)]*\))?, loss = {_NUMBER}", re.IGNORECASE)
-_RATE = re.compile(rf"Iteration (?P<iteration>\d+), lr = {_NUMBER}", re.IGNORECASE)
+_TEST = re.compile(rf"Iteration {_ITERATION}, Testing net \(#(?P<net>\d{{1,18}})\)", re.IGNORECASE)
+_LOSS = re.compile(rf"Iteration {_ITERATION}(?: \([^)]*\))?, loss = {_NUMBER}", re.IGNORECASE)
+_RATE = re.compile(rf"Iteration {_ITERATION}, lr = {_NUMBER}", re.IGNORECASE)
 _OUTPUT = re.compile(rf"(?P<kind>Train|Test) net output #\d+: (?P<name>\S+) = {_NUMBER}", re.IGNORECASE)
 _SCORE = re.compile(rf"Test score #(?P<name>\d+): {_NUMBER}", re.IGNORECASE)
 _HALF_A_YEAR = timedelta(days=183)
@@ -76,7 +77,7 @@ class Glog:
         name = name if row.net is not None else f"output_{name}"
         seen = self._counts.get(name, 0)
         self._counts[name] = seen + 1
-        if seen == 1:
+        if seen == 1 and name in row.values:  # it may be another row that has it
             row.values[f"{name}[0]"] = row.values.pop(name)
         row.values[f"{name}[{seen}]" if seen else name] = value
 

@@ -67,7 +67,7 @@ class _Half:
         self.version = -1
 
     def is_held(self, writeable: bool = False) -> bool:
-        """Whether anybody else still holds an array over the bytes (a writable one, if so asked)."""
+        """Whether anybody else still holds an array over the bytes (a writable one, if so asked), or gave it."""
         if self.array is not None and sys.getrefcount(self.array) > 2:
             return True
         self.array, self.epoch = None, -1
@@ -75,7 +75,9 @@ class _Half:
             if self.frozen is not None and sys.getrefcount(self.frozen) > 2:
                 return True
             self.frozen, self.frozen_epoch = None, -1
-        return self.view.memory.lent(self.view.offset, self.view.nbytes, writeable)
+        memory = self.view.memory
+        # whoever gave an array has it still, for all we know
+        return self.view.offset < memory.adopted or memory.lent(self.view.offset, self.view.nbytes, writeable)
 
 
 class Blob:
@@ -95,8 +97,8 @@ class Blob:
 
     def __init__(self, *shape: Any, dtype: Any = np.float32, device: Device | None = None, name: str = "") -> None:
         self.dtype = np.dtype(dtype)
-        if self.dtype.kind not in "fiu":
-            raise TypeError(f"a blob holds floats or integers, not {self.dtype}")
+        if self.dtype.kind not in "fiu" or not self.dtype.isnative:
+            raise TypeError(f"a blob holds floats or integers in this machine's byte order, not {self.dtype}")
         self.name = name
         self.owner: Any = None
         self._shape = _checked_shape(_flat(shape), self.dtype.itemsize)
@@ -211,14 +213,30 @@ class Blob:
         return self._diff
 
     def share_data(self, other: Blob) -> None:
-        """Use the other blob's memory for `data`. Shapes may differ, and either may be reshaped later."""
+        """Use the other blob's memory for `data`. Shapes may differ, and either may be reshaped later.
+
+        ValueError, and nothing has changed, for a blob of another dtype or on another device.
+        """
+        self._check_dtype(other)
         self._bind(self._data, other.data_view, other.device)
         self._follow(other)
 
     def share_diff(self, other: Blob) -> None:
-        """Use the other blob's memory for `diff`. Shapes may differ, and either may be reshaped later."""
+        """Use the other blob's memory for `diff`. Shapes may differ, and either may be reshaped later.
+
+        ValueError as for `share_data`.
+        """
+        self._check_dtype(other)
         self._bind(self._diff_half(), other.diff_view, other.device)
         self._follow(other)
+
+    def _check_dtype(self, other: Blob) -> None:
+        """Raise ValueError if the other blob's bytes mean other numbers."""
+        if self.dtype != other.dtype:
+            raise ValueError(
+                f"{self.describe()} is of {self.dtype}, {other.describe()} of {other.dtype}: they cannot share; "
+                f"copy the values (blob.data[...] = array), or convert the array with astype(numpy.{self.dtype})"
+            )
 
     def _follow(self, other: Blob) -> None:
         """A blob of nobody's is the other's owner's from now on, so that stale bytes are noticed through it too."""

@@ -248,6 +248,37 @@ class Machine(Model):
         self._start(CrampedMemory.adopt(array, self.device, "stressed"))
         self._wrote(0, array)
 
+    # Rules: other places for the bytes
+
+    @rule(2)
+    def adopt_array(self, draw: Draw) -> None:
+        """The host side is another array from now on, and writing to that counts as through any other."""
+        array = self._data(draw, 1 + draw(LIMIT)).copy()
+        self._let_go(0, LIMIT)
+        self.memory.set_host_array(array)
+        self._wrote(0, 0, LIMIT)
+        self._wrote(0, array)
+        self._require(self.memory.adopted == array.size, "the array was not adopted")
+        if draw(2):
+            self._hold(self.memory.view(0, array.size), array, 0)
+
+    @rule(2)
+    def move_to(self, draw: Draw) -> None:
+        """To the other device and, by chance, only when a copy that failed first is made again."""
+        if draw(2):
+            self.device.fail_at = lambda name, _: name == "memcpy_dtoh"
+            try:
+                self.memory.move_to(self.other)
+            except DeviceError:
+                self._require(self.memory.device is self.device, "a move that failed moved it")
+                self.check()
+            finally:
+                self.device.fail_at = None
+        self.memory.move_to(self.other)
+        self._require(self.memory.gpu_capacity == 0, "the old device's bytes are said to be on the new one")
+        self.device, self.other = self.other, self.device
+        self.streams, self.other_streams = self.other_streams, self.streams
+
     # Rules: failures
 
     @rule(5)

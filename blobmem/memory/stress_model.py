@@ -60,14 +60,15 @@ class Held:
 
 
 class Model:
-    """A memory, views of it, three streams, and the two arrays that say what every view must read.
+    """A memory, views of it, two devices with three streams each, and the two arrays that say what every view must read.
 
     What the rules are made of, and `check`, which holds after every rule. Mismatch as soon as anything differs.
     """
 
     def __init__(self) -> None:
-        self.device = CrampedDevice(capacity=4 * LIMIT)
+        self.device, self.other = CrampedDevice(capacity=4 * LIMIT), CrampedDevice(capacity=4 * LIMIT)
         self.streams = [self.device.create_stream() for _ in range(STREAMS)]
+        self.other_streams = [self.other.create_stream() for _ in range(STREAMS)]
         self.host = np.zeros(LIMIT, np.uint8)  # what the host side must read
         self.far = np.zeros(LIMIT, np.uint8)  # what the device side must read
         self.held: list[Held] = []
@@ -188,3 +189,4 @@ class Model:
                 self._require(not self.host[start:stop].any(), f"bytes {start} to {stop} were forgotten")
         held = device.statistics.bytes_held
         self._require(held == memory.gpu_capacity, f"the device holds {held} bytes")
+        self._require(not self.other.statistics.bytes_held, "the device that it moved from still holds something")

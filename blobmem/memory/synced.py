@@ -6,7 +6,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -132,6 +132,17 @@ class SyncedMemory:
         """Whether an array handed out over some of these bytes is still alive (a writable one, if so asked)."""
         with self._lock:
             return bool(self._host.lent(offset, offset + nbytes, writeable))
+
+    @property
+    def adopted(self) -> int:
+        """Bytes of the array that the host side is (`set_host_array`); 0 if that is memory of our own."""
+        return self._host.adopted
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"memory {self._name!r} and what lives in it (blobs, layers, nets, solvers) cannot be copied or pickled: "
+            f"copy the arrays, net.save(file) the parameters, or build another net that takes them (share_with)"
+        )
 
     def __repr__(self) -> str:
         return (
@@ -355,6 +366,13 @@ class SyncedMemory:
             self._extents.put(0, array.nbytes, _HOST)
             self.epoch += 1
 
+    def fetch(self) -> None:
+        """Bring to the host what only the device has. DeviceError or MemoryError, and no byte is lost, if it fails."""
+        with self._lock:
+            for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
+                if bits == _DEVICE:
+                    self._access_host(a, b, _READ)
+
     def move_to(self, device: Device) -> None:
         """Live on another device from now on: what only the old one has comes to the host, and its side is given back.
 
@@ -363,9 +381,7 @@ class SyncedMemory:
         with self._lock:
             if device is self._device:
                 return
-            for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
-                if bits == _DEVICE:
-                    self._access_host(a, b, _READ)
+            self.fetch()
             for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
                 if bits & _DEVICE:
                     self._extents.put(a, b, _HOST)

@@ -80,7 +80,8 @@ def wire(param: Any, context: Context, forward_only: bool = False) -> Graph:
         node.layer.keeps_state = node.need_backward
     _mark_used_gradients(nodes, set(unused))
     inputs = [name for node in nodes if node.layer.type == "Input" for name in node.top_names]
-    return Graph(nodes, blobs, learnable, list(unused), inputs)
+    # Caffe keeps them in a sorted set: scripts take outputs[0]
+    return Graph(nodes, blobs, learnable, sorted(unused), inputs)
 
 
 def _append(message: Any, context: Context, blobs: dict[str, Blob], unused: dict[str, None]) -> Node:

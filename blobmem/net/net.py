@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
 from blobmem.net.build import Node, float_dtype, reshape, resize, wire
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
-from blobmem.net.schedule import Need, Schedule, first_uses, secure
+from blobmem.net.schedule import Done, Need, Schedule, first_uses, secure
 from blobmem.net.sharing import SharingGroup, SharingReport, share_blobs
 from blobmem.ops.call import Call, call, overwrite_diff
 from blobmem.proto.text import is_text, read_net
@@ -87,6 +88,8 @@ class Net(Access):
         self.source = os.fspath(model) if named else source
         self.device = devices.default() if device is None else device
         self.follows = device is None  # wherever the default device is, at each pass
+        self._switches = devices.switches()  # of the default device, that this net has followed
+        self._family: weakref.WeakSet[Net] = weakref.WeakSet([self])  # those with which it shares memory
         param = filter_net(read_net(model), net_state(phase, level, stages or ()), self.source)
         if batch is not None:
             set_batch(param, batch)
@@ -105,6 +108,7 @@ class Net(Access):
         self.outputs: list[str] = graph.outputs
         # of a Python layer, the user's own object
         self.layers: list[Layer] = [getattr(node.layer, "face", node.layer) for node in self.nodes]
+        self._rewound = [node.layer if node.layer.rewinds else None for node in self.nodes]
         self._dynamic = [index for index, node in enumerate(self.nodes) if node.layer.dynamic]
         self.layer_names: list[str] = [node.layer.name for node in self.nodes]
         self.top_names: dict[str, list[str]] = {node.layer.name: node.top_names for node in self.nodes}
@@ -117,10 +121,15 @@ class Net(Access):
         self._shapes = self._present_shapes()  # those that the layers know
         self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
+        self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], _Span] = {}
         self._moves = 0
         self._name_blobs()
         self._fill(params_from)
+        if any(layer.blobs for layer in self.param.layer):  # a model with its values, as a caffemodel is
+            self.copy_trained_layers_from(self.param)
+            for layer in self.param.layer:
+                del layer.blobs[:]
         if weights is not None:
             self.copy_trained_layers_from(weights)
 
@@ -136,8 +145,7 @@ class Net(Access):
         """Give the parameters their first values, except those taken from another net or another layer."""
         taken = set()
         if params_from is not None:
-            taken = weight_files.share_params(self.params, params_from.params)
-            self._stay_with(params_from)
+            taken = self._share_params(params_from)
         calls = [
             layer.initial_call(index)
             for layer in (node.layer for node in self.nodes)
@@ -198,7 +206,10 @@ class Net(Access):
         self._name_blobs()
         self._shapes = self._present_shapes()
         forward, backward = self._calls()
-        self._schedules = Schedule(forward, self.device), Schedule(backward, self.device)
+        self._schedules = (
+            Schedule(forward, self.device, done=self._done[0]),
+            Schedule(backward, self.device, done=self._done[1]),
+        )
         self._spans = {}
         return self._schedules
 
@@ -258,6 +269,8 @@ class Net(Access):
             secure(span.needs)
             self.group.check(self.identity, span.first_uses)
             self.state.iteration += 1
+            # another try takes the same records and makes the same random draws
+            carried = [(layer, layer.state_dict()) for layer in self._rewound[first : last + 1] if layer is not None]
             try:
                 self._upload_inputs()
                 self.group.claim(self.identity, span.written)
@@ -267,7 +280,10 @@ class Net(Access):
                 else:
                     self._run(span, False, range(first, last + 1))
             except BaseException:
-                self.state.iteration -= 1  # another try makes the same random draws
+                self.state.iteration -= 1
+                for layer, state in carried:
+                    layer.load_state_dict(state)
+                self.group.claim(self.identity.unfinished, span.written)
                 raise
             return self._loss(first, last)
 
@@ -314,7 +330,11 @@ class Net(Access):
             secure(span.needs)
             self.group.check(self.identity, span.first_uses)
             self.group.claim(self.identity, span.written)
-            self._run(span, True, range(first, last - 1, -1))
+            try:
+                self._run(span, True, range(first, last - 1, -1))
+            except BaseException:
+                self.group.claim(self.identity.unfinished, span.written)
+                raise
 
     def _run(self, span: _Span, backward: bool, layers: range) -> None:
         direction = "backward" if backward else "forward"
@@ -407,32 +427,70 @@ class Net(Access):
     # ---------------------------------------------------------------- the device
 
     def move_to(self, device: devices.Device) -> None:
-        """Live and compute on another device from now on, with all bytes as they are; the old one's are freed."""
-        if device is self.device:
-            return
+        """Live and compute on another device from now on, with all bytes as they are; the old one's are freed.
+
+        Nets that share memory with this one move too, and none of them follows the default device any more. Raises
+        DeviceError or MemoryError, and all are where they were, if the bytes cannot come.
+        """
+        family = list(self._family)
+        for net in family:
+            net._leave(device)  # all of it before the first byte moves, as this may fail
+        for net in family:
+            net._settle(device)
+            net.follows = False
+
+    def _memories(self) -> list[SyncedMemory]:
+        params = [blob for node in self.nodes for blob in node.layer.blobs]
+        blobs = [*self.blobs.values(), *self.internals.values(), *params]
+        views = [blob.data_view for blob in blobs] + [blob.diff_view for blob in blobs if blob.has_diff]
+        return list(dict.fromkeys(view.memory for view in views))
+
+    def _leave(self, device: devices.Device) -> None:
+        """Have on the host all that is to move to that device."""
         with self.group.lock:
-            params = [blob for node in self.nodes for blob in node.layer.blobs]
-            for blob in (*self.blobs.values(), *self.internals.values(), *params):
-                blob.data_view.memory.move_to(device)
-                if blob.has_diff:
-                    blob.diff_view.memory.move_to(device)
-            self.device = self._context.device = device
-            self._schedules, self._spans = None, {}
+            for memory in self._memories():
+                if memory.device is not device:
+                    memory.fetch()
+
+    def _settle(self, device: devices.Device) -> None:
+        """Move this net's memory, wherever each of it is."""
+        with self.group.lock:
+            self._leave(device)
+            for memory in self._memories():
+                memory.move_to(device)
+            if device is not self.device:
+                self.device = self._context.device = device
+                self._schedules, self._spans = None, {}
 
     def _follow(self) -> None:
-        if self.follows and devices.default() is not self.device:
-            self.move_to(devices.default())
+        """Be where the default device is, with memory that other nets may have taken elsewhere and back."""
+        switches = devices.switches()
+        if self.follows and (switches != self._switches or devices.default() is not self.device):
+            self._settle(devices.default())
+        self._switches = switches
 
-    def _stay_with(self, other: Net) -> None:
-        """Two nets that share memory follow the default device both, or none of them."""
-        self.follows = other.follows = self.follows and other.follows
+    def _share_params(self, other: Net) -> set[str]:
+        """Use the other net's parameters; the names of their layers. From now on both follow the default device, with
+        all that they share with, or none of them."""
+        self._follow()
+        other._follow()
+        if other.device is not self.device:
+            raise SharedBlobError(f"{self.identity} and {other.identity} are on different devices: they cannot share")
+        names = weight_files.share_params(self.params, other.params)
+        family = self._family | other._family
+        follows = self.follows and other.follows
+        for net in family:
+            net._family, net.follows = family, follows
+        return names
 
     # ---------------------------------------------------------------- sharing
 
     def share_with(self, other: Net) -> None:
-        """Use the other net's parameters, by layer name."""
-        weight_files.share_params(self.params, other.params)
-        self._stay_with(other)
+        """Use the other net's parameters, by layer name.
+
+        Raises NetError if numbers, shapes or dtypes differ, SharedBlobError if the nets are on different devices.
+        """
+        self._share_params(other)
 
     def share_blobs_with(self, other: Net) -> SharingReport:
         """Put every eligible blob into the memory of the other net's blob of that name; parameters too.
@@ -440,8 +498,6 @@ class Net(Access):
         The two nets then run one at a time, and reading a blob that the other one has overwritten raises
         SharedBlobError. Returns what was shared and, for the rest, why not.
         """
-        if other.device is not self.device:
-            raise SharedBlobError(f"{self.identity} and {other.identity} are on different devices: they cannot share")
         self.share_with(other)
         report = share_blobs(self, other)
         self.group.join(other.group, [self, other])
@@ -452,6 +508,12 @@ class Net(Access):
         forward, backward = self.compiled()
         return first_uses([*forward.calls, *backward.calls])
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.identity} cannot be copied or pickled: net.save(file) keeps its parameters, and another net built "
+            "from the same prototxt takes them from there, or shares them (share_with)"
+        )
+
     def __repr__(self) -> str:
         return f"<{self.identity}, {len(self.layers)} layers>"
 
@@ -459,13 +521,26 @@ class Net(Access):
 class _Identity:
     """Who wrote a shared memory last; by identity, without keeping the net alive."""
 
-    __slots__ = ("__weakref__", "label")
+    __slots__ = ("__weakref__", "label", "unfinished")
 
     def __init__(self, label: str) -> None:
         self.label = label
+        self.unfinished = _Unfinished(self)
 
     def __str__(self) -> str:
         return self.label
+
+
+class _Unfinished:
+    """Who wrote, in place of a net, the memories of a pass of it that failed: nobody knows which of them it has."""
+
+    __slots__ = ("_label",)
+
+    def __init__(self, identity: _Identity) -> None:
+        self._label = weakref.ref(identity)
+
+    def __str__(self) -> str:
+        return f"a pass of {self._label() or 'a net that is gone'} that did not end"
 
 
 class _Span:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -92,13 +93,33 @@ class _Bound:
         self.view, self.epoch = view, memory.epoch
 
 
+class Done:
+    """Where a `once` call was run last, and with what; it runs again only where either differs."""
+
+    __slots__ = ("attributes", "views")
+
+    def __init__(self) -> None:
+        self.views: list[View] = []
+        self.attributes: dict[str, Any] = {}
+
+    def covers(self, views: list[View], attributes: dict[str, Any]) -> bool:
+        """Whether there is nothing new to do."""
+        if len(views) != len(self.views) or any(a is not b for a, b in zip(views, self.views, strict=True)):
+            return False
+        try:
+            return bool(attributes == self.attributes)
+        except ValueError:  # arrays among them
+            return False
+
+
 class _Step:
     """A call bound to a device: its op, the side it runs on, its operands and its scratch."""
 
     __slots__ = ("accumulators", "attributes", "bound", "call", "device", "done", "fn", "order", "scratch", "side")
 
-    def __init__(self, call: Call, device: Device, ops: dict[str, Op], on_host: bool) -> None:
+    def __init__(self, call: Call, device: Device, ops: dict[str, Op], on_host: bool, done: Done) -> None:
         self.call = call
+        self.done = done
         self.device = device
         self.side = Side.HOST if on_host or call.on_host else Side.DEVICE
         self.bound = [None if operand is None else _Bound(operand) for operand in call.operands]
@@ -106,7 +127,6 @@ class _Step:
         self.order = sorted(filter(None, self.bound), key=lambda bound: bound.operand.intent is Intent.OVERWRITE)
         self.accumulators = [bound for bound in self.order if bound.operand.accumulate]
         self.attributes = dict(call.attributes)
-        self.done: list[View] | None = None
         self.scratch = 0
         self.fn: Callable[..., Any]
         if isinstance(call.op, str):
@@ -126,9 +146,9 @@ class _Step:
     def run(self) -> None:
         if self.call.once:
             views = [bound.operand.view for bound in self.order]
-            if self.done is not None and all(a is b for a, b in zip(self.done, views, strict=True)):
+            if self.done.covers(views, self.attributes):
                 return
-            self.done = None
+            self.done.views = []
         attributes = self.attributes
         fresh = False
         if self.accumulators:
@@ -153,7 +173,7 @@ class _Step:
                     raise
                 raise NetError(f"{place}: {error}") from error
         if self.call.once:
-            self.done = views
+            self.done.views, self.done.attributes = views, dict(self.attributes)
 
     def _scratch(self) -> Any:
         memory = workspace(self.device)
@@ -167,14 +187,25 @@ class Schedule:
     """Calls in the order in which they run, bound to a device.
 
     Steps follow their blobs: after a reshape, growth or another sharing the next run uses the new places.
+
+    `done` is what `once` calls remember; schedules of one net that follow each other hand it on, so that none of them
+    does again, over what a script may have written since, what an earlier one has done.
     """
 
-    def __init__(self, calls: Sequence[Call], device: Device, on_host: bool = False) -> None:
+    def __init__(
+        self, calls: Sequence[Call], device: Device, on_host: bool = False, done: dict[Any, Done] | None = None
+    ) -> None:
         self.calls = list(calls)
         self.device = device
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
         ops = table("host")
-        self._steps = [_Step(call, device, ops, self.side is Side.HOST) for call in self.calls]
+        done, count = {} if done is None else done, Counter[Any]()
+        self._steps: list[_Step] = []
+        for call in self.calls:
+            place = (call.layer, call.layer_name, call.op)
+            mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()
+            count[place] += call.once
+            self._steps.append(_Step(call, device, ops, self.side is Side.HOST, mark))
         self._needs: list[Need] = []
         self._views: list[View] | None = None
 

@@ -24,23 +24,26 @@ if TYPE_CHECKING:
 def share_params(params: dict[str, list[Blob]], other: dict[str, list[Blob]]) -> set[str]:
     """Put parameters into the memory of another net's, by layer name; returns the names.
 
-    Raises NetError if numbers or shapes differ.
+    Gradients stay apart, as in Caffe: each net's backward adds to its own. Raises NetError, and nothing is shared, if
+    numbers, shapes or dtypes differ.
     """
-    shared = set()
-    for name, blobs in params.items():
-        sources = other.get(name)
-        if sources is None:
-            continue
+    pairs = [(name, blobs, other[name]) for name, blobs in params.items() if name in other]
+    for name, blobs, sources in pairs:
         if [blob.shape for blob in blobs] != [blob.shape for blob in sources]:
             raise NetError(
                 f"layer '{name}' cannot share parameters: shapes {[blob.shape for blob in blobs]} here, "
                 f"{[blob.shape for blob in sources]} in the other net"
             )
         for blob, source in zip(blobs, sources, strict=True):
+            if blob.dtype != source.dtype:
+                raise NetError(
+                    f"layer '{name}' cannot share parameters: they are of {blob.dtype} here, of {source.dtype} in the "
+                    "other net"
+                )
+    for _, blobs, sources in pairs:
+        for blob, source in zip(blobs, sources, strict=True):
             blob.share_data(source)
-            blob.share_diff(source)
-        shared.add(name)
-    return shared
+    return {name for name, _, _ in pairs}
 
 
 def load(net: Net, weights: Any) -> list[str]:
@@ -53,7 +56,7 @@ def load(net: Net, weights: Any) -> list[str]:
         return load_hdf5(net, weights)
     source = os.fspath(weights) if isinstance(weights, str | os.PathLike) else "the net given"
     param = read_net_binary(weights) if isinstance(weights, str | os.PathLike) else weights
-    pairs = [(layer, net.params[layer.name]) for layer in param.layer if layer.blobs and layer.name in net.params]
+    pairs = [(layer, net.params[layer.name]) for layer in param.layer if layer.name in net.params]
     for layer, blobs in pairs:
         if len(layer.blobs) != len(blobs):
             raise NetError(

@@ -29,7 +29,8 @@ def blob_shape(proto: Any) -> tuple[int, ...]:
     """The shape of a BlobProto; a legacy one has four axes. NetError for axes below 0, or more than 32 of them."""
     shape = tuple(getattr(proto, axis) for axis in _LEGACY_AXES) if is_legacy(proto) else tuple(proto.shape.dim)
     if min(shape, default=0) < 0 or len(shape) > _MAX_AXES:
-        raise NetError(f"an array of shape {shape}: expected at most {_MAX_AXES} axes, none below 0")
+        found = f"shape {shape}" if len(shape) <= _MAX_AXES else f"{len(shape)} axes"
+        raise NetError(f"an array of {found}: expected at most {_MAX_AXES} axes, none below 0")
     return shape
 
 

@@ -7,6 +7,7 @@ thing that is wrong, and says it in the terms of the file: which layer, which fi
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
@@ -25,6 +26,7 @@ _TOKEN = re.compile(
       | (?P<mark>.)""",
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
+_LONG = 100_000  # tokens of a layer, beyond all without weights
 _LAYERS = ("layer", "layers")
 
 
@@ -219,10 +221,10 @@ def _accepts(field: Any, token: Token) -> bool:
 
 
 def _layer_name(text: str, frame: _Frame) -> str:
-    """The name that a layer gives itself anywhere in its body, perhaps after the problem; empty if none."""
+    """The name that a layer gives itself in its body, perhaps after the problem; empty if none, or only far below."""
     inside: list[str] = []
     last = before = Token("mark", "", 0)
-    for token in tokens(text, frame.body):
+    for token in itertools.islice(tokens(text, frame.body), _LONG):
         # V0 keeps a layer's name one message further inside.
         if token.kind == "string" and (before.text, last.text) == ("name", ":") and inside in ([], ["layer"]):
             return token.text[1:-1]

@@ -129,7 +129,9 @@ class File:
             group = self._find(path)
             if not isinstance(group, h5py.Group):
                 return None
-            return {name: self._is_group(group, name) for name in group}
+            # a name that is not UTF-8 comes as bytes
+            names = [name if isinstance(name, str) else name.decode(errors="surrogateescape") for name in group]
+            return {name: self._is_group(group, name) for name in names}
 
     def dataset(self, path: str) -> Dataset:
         """The array of numbers at a path. NetError if there is none in this file."""

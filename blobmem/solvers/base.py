@@ -78,6 +78,8 @@ class Solver:
         self.net: Net = nets.train
         self.test_nets: list[Net] = nets.tests
         self.reports: list[SharingReport] = nets.reports
+        for net in self.test_nets:
+            net.debug_info |= self.param.debug_info
         self._check_fields()
         self.updater = self.updater_type(self.param, self.net, self.source)
         self.stopped = False
@@ -275,19 +277,31 @@ class Solver:
         return [self.test(index) for index in range(len(self.test_nets))]
 
     def test(self, index: int = 0) -> TestResult:
-        """Run a test net `test_iter` times and average its outputs."""
+        """Run a test net `test_iter` times and average its outputs; those whose shapes change meanwhile are left out."""
         net, counts = self.test_nets[index], self.param.test_iter
         passes = counts[min(index, len(counts) - 1)]
-        sums = {name: np.zeros(net.blobs[name].shape) for name in net.outputs}
+        sums: dict[str, np.ndarray] = {}
+        varied: dict[str, None] = {}
         loss = 0.0
         with net.group.lock:
             for _ in range(passes):
                 loss += net.run_forward()
-                for name in sums:
-                    sums[name] = sums[name] + net.blobs[name].cpu_data()
-        values = {name: total / max(passes, 1) for name, total in sums.items()}
+                for name in net.outputs:
+                    values = net.blobs[name].cpu_data()
+                    total = sums.setdefault(name, np.zeros(values.shape))
+                    if total.shape == values.shape:
+                        sums[name] = total + values
+                    else:
+                        varied[name] = None
+        for name in varied:
+            del sums[name]
+        if varied:
+            log.warning(
+                "test net %d: no averages of %s, whose shapes change from pass to pass", index, ", ".join(varied)
+            )
+        averages = {name: total / max(passes, 1) for name, total in sums.items()}
         mean_loss = loss / max(passes, 1) if self.param.test_compute_loss else None
-        result = TestResult(index, net.name, self._iter, passes, outputs_of(net, values), mean_loss)
+        result = TestResult(index, net.name, self._iter, passes, outputs_of(net, averages), mean_loss)
         log.info("iteration %d: test net %d (%d passes)", self._iter, index, passes)
         for line in [] if mean_loss is None else [f"loss {mean_loss:.6g}"]:
             log.info("    %s", line)

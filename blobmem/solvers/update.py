@@ -185,6 +185,7 @@ class Updater:
 
     def load(self, current_step: int, arrays: Sequence[np.ndarray]) -> None:
         """Continue from a state's current step, and its history as `slots` says."""
+        self._follow()
         self.rate.current_step = current_step
         for (_, blob), values in zip(self._in_file_order(), arrays, strict=True):
             if values.any():

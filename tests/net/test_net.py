@@ -357,6 +357,39 @@ def test_files_round_trip_and_mismatches(tmp_path):
     np.testing.assert_array_equal(wider.params["ip1"][0].cpu_data(), values)
 
 
+def test_a_layer_without_values_in_the_file_is_an_error():
+    net = Net(MLP, TRAIN, seed=1)
+    stripped = net.to_proto()
+    del next(layer for layer in stripped.layer if layer.name == "ip2").blobs[:]
+    other = Net(MLP, TRAIN, seed=2)
+    before = other.params["ip1"][0].cpu_data().copy()
+    with pytest.raises(NetError, match="layer 'ip2' has 0 parameters, 2 in net 'mlp'"):
+        other.copy_from(stripped)
+    np.testing.assert_array_equal(other.params["ip1"][0].cpu_data(), before)
+
+
+def test_nets_that_share_parameters_have_gradients_of_their_own(device):
+    net, other = (filled(Net(MLP, TRAIN, seed=seed, device=device), seed) for seed in (1, 2))
+    other.share_with(net)
+    net.forward()
+    net.backward()
+    before = net.params["ip1"][0].cpu_diff().copy()
+    other.forward()
+    other.backward()
+    np.testing.assert_array_equal(net.params["ip1"][0].cpu_diff(), before)
+    alone = filled(Net(MLP, TRAIN, seed=1, device=device), 2)
+    alone.forward()
+    alone.backward()
+    np.testing.assert_array_equal(other.params["ip1"][0].cpu_diff(), alone.params["ip1"][0].cpu_diff())
+
+
+def test_outputs_are_in_caffes_order():
+    extra = 'layer {{ name: "{0}" type: "Power" bottom: "ip1" top: "{0}" }}\n'
+    net = Net(MLP + extra.format("z") + extra.format("Z") + extra.format("a"), TRAIN)
+    assert net.outputs == ["Z", "a", "loss", "z"]
+    assert list(net.forward()) == net.outputs
+
+
 def test_seed_decides_the_fillers():
     first, second, third = (Net(MLP, TRAIN, seed=seed).params["ip1"][0].cpu_data() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, second)
@@ -539,3 +572,12 @@ layer { name: "in" type: "Input" top: "x" top: "l" input_param { shape { dim: 4 
 layer { name: "d" type: "Dropout" bottom: "x" top: "d" }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "d" bottom: "l" top: "loss" }
 """
+
+
+def test_a_model_that_has_values_begins_with_them(tmp_path, device):
+    trained = Net(MLP, TRAIN, device=device, seed=1)
+    again = Net(trained.to_proto(), TRAIN, device=device, seed=2)
+    for name, blobs in trained.params.items():
+        for mine, theirs in zip(again.params[name], blobs, strict=True):
+            np.testing.assert_array_equal(mine.data, theirs.data)
+    assert not any(layer.blobs for layer in again.param.layer)
