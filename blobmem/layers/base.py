@@ -94,7 +94,8 @@ class Layer:
     Attributes:
         param: its LayerParameter.
         name: its name in the net.
-        context: what it knows of its net; `phase` is the context's.
+        context: what it knows of its net.
+        phase: the layer's own if the prototxt states one, else the net's.
         blobs: its parameters, in the order of caffemodel files.
         internal: its internal arrays by purpose.
         keeps_state: backward will run, and forward keeps what it needs.
@@ -114,7 +115,8 @@ class Layer:
         self.name: str = param.name
         # pycaffe makes its layers from the message alone
         self.context = Context(default()) if context is None else context
-        self.phase = self.context.phase
+        # a layer may state another one than its net's
+        self.phase = param.phase if param.HasField("phase") else self.context.phase
         self.blobs = Params(self)
         self.internal: dict[str, Blob] = {}
         self.fillers: dict[int, Filler] = {}

@@ -57,16 +57,17 @@ class DummyData(Source):
 
     def _shapes(self, count: int) -> list[tuple[int, ...]]:
         options = self.param.dummy_data_param
+        old = {name: list(getattr(options, name)) for name in ("num", "channels", "height", "width")}
+        if not any(old.values()):
+            return self._for_each_top("shape", [tuple(shape.dim) for shape in options.shape], count)
         if options.shape:
-            shapes = [tuple(shape.dim) for shape in options.shape]
-        else:
-            sizes = [list(getattr(options, name)) for name in ("num", "channels", "height", "width")]
-            if len({len(values) for values in sizes}) != 1:
-                raise self.error("num", "as many values as channels, height and width", [len(v) for v in sizes])
-            shapes = list(zip(*sizes, strict=True))
-        if len(shapes) not in (1, count):
-            raise self.error("shape", f"1 or {count}, one for each top", len(shapes))
-        return shapes * count if len(shapes) == 1 else shapes
+            raise self.error("shape", "either shape, or the older num, channels, height and width", "both")
+        return list(zip(*(self._for_each_top(name, sizes, count) for name, sizes in old.items()), strict=True))
+
+    def _for_each_top(self, name: str, values: list[Any], count: int) -> list[Any]:
+        if len(values) not in (1, count):
+            raise self.error(name, f"1 or {count}, one for each top", len(values))
+        return values * count if len(values) == 1 else values
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass

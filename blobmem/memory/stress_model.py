@@ -60,7 +60,7 @@ class Held:
 
 
 class Model:
-    """A memory, views of it, two devices with three streams each, and the two arrays that say what every view must read.
+    """A memory, views of it, two devices with three streams each, and two arrays that say what every view must read.
 
     What the rules are made of, and `check`, which holds after every rule. Mismatch as soon as anything differs.
     """

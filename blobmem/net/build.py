@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,11 +64,12 @@ def wire(param: Any, context: Context, forward_only: bool = False) -> Graph:
     needs: dict[str, bool] = {}
     nodes: list[Node] = []
     seen: set[str] = set()
+    taken = {name for layer in param.layer for name in layer.top}
     for message in param.layer:
         if message.name in seen:
             raise NetError(f"{context.source}: two layers of this phase are named '{message.name}'; names are unique")
         seen.add(message.name)
-        node = _append(message, context, blobs, unused)
+        node = _append(_with_automatic_top(message, taken), context, blobs, unused)
         _set_up(node)
         _mark_needs(node, needs, param.force_backward)
         nodes.append(node)
@@ -85,7 +87,7 @@ def wire(param: Any, context: Context, forward_only: bool = False) -> Graph:
 
 
 def _append(message: Any, context: Context, blobs: dict[str, Blob], unused: dict[str, None]) -> Node:
-    layer = create_layer(_with_automatic_tops(message), context)
+    layer = create_layer(message, context)
     bottom_names, top_names = list(layer.param.bottom), list(layer.param.top)
     if message.propagate_down and len(message.propagate_down) != len(bottom_names):
         raise layer.error("propagate_down", f"none or {len(bottom_names)} values, one for each bottom")
@@ -109,13 +111,15 @@ def _append(message: Any, context: Context, blobs: dict[str, Blob], unused: dict
     return Node(layer, bottom_names, top_names, bottom, top, losses)
 
 
-def _with_automatic_tops(message: Any) -> Any:
-    """Losses may leave out their top, as old files do; it is then named after the layer."""
+def _with_automatic_top(message: Any, taken: set[str]) -> Any:
+    """Losses may leave out their top, as old files do; it is named after the layer, with a number if that is taken."""
     if message.top or not message.type.endswith("Loss"):
         return message
+    names = itertools.chain([message.name], (f"{message.name}_{i}" for i in itertools.count(2)))
     result = caffe_pb2.LayerParameter()
     result.CopyFrom(message)
-    result.top.append(message.name)
+    result.top.append(next(name for name in names if name not in taken))
+    taken.update(result.top)
     return result
 
 

@@ -35,7 +35,7 @@ class Net(Access):
         model: path of a prototxt, or a NetParameter message.
         phase: TRAIN or TEST; pycaffe's further positions, level, stages and weights, may follow.
         weights: path of a caffemodel to take parameters from, by layer name.
-        level, stages: the rest of the net state that include and exclude rules look at.
+        level, stages: the rest of the net state that include and exclude rules look at; stages add to the model's own.
         device: where it computes; None is the default device, which the net then follows (`set_mode_gpu`).
         seed: what random draws and fillers are a function of; the default seed when None.
         dtype: float32 or float64.
@@ -90,7 +90,9 @@ class Net(Access):
         self.follows = device is None  # wherever the default device is, at each pass
         self._switches = devices.switches()  # of the default device, that this net has followed
         self._family: weakref.WeakSet[Net] = weakref.WeakSet([self])  # those with which it shares memory
-        param = filter_net(read_net(model), net_state(phase, level, stages or ()), self.source)
+        message = read_net(model)
+        state = net_state(phase, level, dict.fromkeys([*message.state.stage, *(stages or ())]))
+        param = filter_net(message, state, self.source)
         if batch is not None:
             set_batch(param, batch)
         self.param = insert_splits(param, self.source)

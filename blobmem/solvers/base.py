@@ -277,7 +277,7 @@ class Solver:
         return [self.test(index) for index in range(len(self.test_nets))]
 
     def test(self, index: int = 0) -> TestResult:
-        """Run a test net `test_iter` times and average its outputs; those whose shapes change meanwhile are left out."""
+        """Run a test net `test_iter` times and average its outputs, except those whose shapes change meanwhile."""
         net, counts = self.test_nets[index], self.param.test_iter
         passes = counts[min(index, len(counts) - 1)]
         sums: dict[str, np.ndarray] = {}

@@ -89,8 +89,8 @@ def test_aliases_move_no_byte(text, shape):
             "coeff: expected none or 2",
         ),
         (
-            'layer { name: "e" type: "Eltwise" bottom: "x" bottom: "x" top: "y" eltwise_param { operation: MAX coeff: 1 coeff: 1 } }',
-            "coeff: expected none, unless",
+            'layer { name: "e" type: "Eltwise" bottom: "x" bottom: "x" top: "y" eltwise_param { operation: PROD coeff: 1 coeff: 1 } }',
+            "coeff: expected none for a product",
         ),
         (
             'layer { name: "c" type: "Concat" bottom: "x" bottom: "x" top: "y" concat_param { axis: 7 } }',

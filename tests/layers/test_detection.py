@@ -169,7 +169,7 @@ def test_what_is_found(device):
     expected = [(0, 1, 0, 0.9), (0, 1, 2, 0.1), (0, 1, 3, 0.05), (0, 2, 2, 0.7), (0, 2, 3, 0.6), (0, 2, 1, 0.3)]
     # box 0 of class 2, at 0, overlaps with box 1
     assert found(net, SCORES) == expected
-    assert net.outputs == ["image", "d"]
+    assert net.outputs == ["d", "image"]
 
 
 @pytest.mark.parametrize("options, kept", [

@@ -95,6 +95,17 @@ class Greedy(Times):
         self.name, self.param, self.context, self.loss_weight, self.error = "mine", None, 1, 2, 3
 
 
+class FirstRows(caffe.Layer):
+    def setup(self, bottom, top):
+        pass
+
+    def reshape(self, bottom, top):
+        top[0].reshape(int(bottom[0].data.flat[0]), 3)
+
+    def forward(self, bottom, top):
+        top[0].data[...] = bottom[0].data[: len(top[0].data)]
+
+
 class Broken(caffe.Layer):
     def setup(self, bottom, top):
         pass
@@ -255,3 +266,17 @@ def test_a_module_that_lacks_something_of_its_own_says_what(tmp_path):
     (tmp_path / "needs_more.py").write_text(textwrap.dedent("import not_installed_here\n"))
     with pytest.raises(ModuleNotFoundError, match="not_installed_here"):
         Net(INPUT + TIMES.replace("their_layers", "needs_more"), TRAIN)
+
+
+def test_the_shape_of_a_pass_that_failed_is_not_that_of_the_next(device):
+    net = Net(INPUT + layer("first", ["x"], "y", "FirstRows"), TRAIN, device=device)
+    stops = [True]
+
+    def stop(index):
+        if net.layer_names[index] == "first" and stops:
+            raise RuntimeError(stops.pop())
+
+    net.before_forward(stop)
+    with pytest.raises(RuntimeError):
+        net.forward(x=np.full((2, 3), 1))
+    assert net.forward(x=np.full((2, 3), 2))["y"].shape == (2, 3)

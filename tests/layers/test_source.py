@@ -46,8 +46,12 @@ def test_dummy_data_draws_anew_and_keeps_constants(device):
 def test_dummy_data_in_the_old_fields():
     text = 'layer { name: "d" type: "DummyData" top: "a" dummy_data_param { num: 2 channels: 3 height: 4 width: 5 } }'
     assert Net(text, TRAIN).blobs["a"].shape == (2, 3, 4, 5)
-    with pytest.raises(NetError, match="layer 'd'.*num: expected as many"):
+    two = text.replace('top: "a"', 'top: "a" top: "b"').replace("num: 2 channels: 3", "num: 2 channels: 3 channels: 1")
+    assert [blob.shape for blob in Net(two, TRAIN).blobs.values()] == [(2, 3, 4, 5), (2, 1, 4, 5)]
+    with pytest.raises(NetError, match="layer 'd'.*width: expected 1 or 1.*got 0"):
         Net(text.replace("width: 5", ""), TRAIN)
+    with pytest.raises(NetError, match="layer 'd'.*shape: expected either shape, or the older num"):
+        Net(text.replace("width: 5", "width: 5 shape { dim: 2 }"), TRAIN)
 
 
 MEMORY = """

@@ -1,6 +1,8 @@
 """Blob: shapes, sharing between shapes, arithmetic where the bytes are, files."""
 
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -259,3 +261,36 @@ def test_dlpack_in_shares_memory():
         assert blob.data[1, 1] == 8
     with pytest.raises(ValueError, match="C-contiguous"):
         from_dlpack(np.ones((4, 4), np.float32)[:, ::2])
+
+
+def test_blobs_of_two_dtypes_do_not_share():
+    blob = Blob(2, name="b")
+    for share in (blob.share_data, blob.share_diff):
+        with pytest.raises(ValueError, match="'b' .* float32, .* float64: they cannot share"):
+            share(from_dlpack(np.ones(2)))
+    assert blob.data.tolist() == [0, 0]
+
+
+def test_numbers_of_another_byte_order_are_refused():
+    with pytest.raises(TypeError, match="byte order"):
+        Blob.adopt(np.ones(2, np.dtype(np.float32).newbyteorder()))
+
+
+@pytest.mark.parametrize("copies", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_lives_in_memory_is_not_copied_as_an_object(copies):
+    with pytest.raises(TypeError, match="memory 'b' .* cannot be copied or pickled"):
+        copies(Blob(2, name="b").data_view.memory)
+
+
+def test_an_adopted_array_is_asked_again(device):
+    """Whoever gave an array may write to it: nothing tells us."""
+    array = np.ones(4, np.float32)
+    blob = Blob.adopt(array, device=device)
+    if not device.is_host:
+        blob.gpu_data()
+    array[...] = 5
+    blob.touch_if_held()
+    assert blob.asum_data() == 20
+    if not device.is_host:
+        blob.gpu_data()
+        assert blob.asum_data() == 20 and device.statistics.htod_copies == 2

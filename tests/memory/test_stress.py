@@ -98,9 +98,26 @@ def break_landing(monkeypatch):
     monkeypatch.setattr(DeviceSide, "land", lambda self: False)
 
 
+def break_fetching(monkeypatch):
+    monkeypatch.setattr(SyncedMemory, "fetch", lambda self: None)
+
+
+def break_adoption(monkeypatch):
+    def adopt(self, array):
+        self._far.land()
+        self._host.adopt(array)
+        self.epoch += 1
+
+    monkeypatch.setattr(SyncedMemory, "set_host_array", adopt)
+
+
 @pytest.mark.parametrize(
-    "mutation", [break_state, break_waiting, break_order_of_streams, break_zeroing, break_epoch, break_landing]
-)
+    "mutation",
+    [
+        break_state, break_waiting, break_order_of_streams, break_zeroing, break_epoch, break_landing, break_fetching,
+        break_adoption,
+    ],
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_machine_sees_a_memory_that_is_wrong(monkeypatch, mutation):
     mutation(monkeypatch)

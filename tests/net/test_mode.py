@@ -96,3 +96,82 @@ def test_set_device_in_gpu_mode_changes_it_at_once():
     blobmem.set_mode_gpu()
     blobmem.set_device(two)
     assert devices.default() is two
+
+
+def test_parameters_that_another_net_took_elsewhere_and_back_are_found():
+    device = SimulatedDevice()
+    blobmem.set_default(device)
+    train = Net(NET, TRAIN)
+    test = Net(NET, TRAIN, params_from=train)
+    train.forward(), test.forward()
+    blobmem.set_mode_cpu()
+    train.forward()  # the parameters are on the host now
+    blobmem.set_default(device)
+    test.forward()
+    assert test.params["ip"][0].device is device and train.device is HOST
+    train.forward()
+
+
+def test_a_net_moved_by_hand_stays_there_with_all_that_share_with_it():
+    device = SimulatedDevice()
+    net, test = Net(NET, TRAIN), Net(NET, TRAIN)
+    test.share_with(net)
+    net.move_to(device)
+    net.forward(), test.forward()
+    assert net.device is test.device is device
+    net.move_to(HOST)
+    test.forward(), net.forward()
+    assert net.device is test.device is HOST and not net.follows
+
+
+def test_nets_share_after_a_change_of_mode():
+    older = Net(NET, TRAIN)
+    blobmem.set_default(SimulatedDevice())
+    net = Net(NET, TRAIN)
+    net.share_with(older)
+    net.forward(), older.forward()
+
+
+def test_one_net_that_stays_keeps_all_that_share_with_it():
+    first, second, fixed = Net(NET, TRAIN), Net(NET, TRAIN), Net(NET, TRAIN, device=HOST)
+    second.share_with(first)
+    fixed.share_with(second)
+    blobmem.set_default(SimulatedDevice())
+    for net in (first, second, fixed):
+        net.forward()
+        assert net.device is HOST
+
+
+def test_nets_of_two_devices_do_not_share():
+    net, other = Net(NET, TRAIN, device=HOST), Net(NET, TRAIN, device=SimulatedDevice())
+    with pytest.raises(blobmem.SharedBlobError, match="different devices"):
+        net.share_with(other)
+    net.forward(), other.forward()
+
+
+def test_a_move_that_fails_changes_nothing():
+    device = SimulatedDevice()
+    net = Net(NET, TRAIN, device=device)
+    net.forward(), net.backward()
+    copies = iter(range(3))
+    device.fail_at = lambda name, _: name == "memcpy_dtoh" and next(copies) == 2
+    with pytest.raises(DeviceError):
+        net.move_to(HOST)
+    device.fail_at = None
+    assert net.device is device and {blob.device for blob in net.blobs.values()} == {device}
+    expected = net.blobs["y"].cpu_data().copy()
+    net.forward(start="ip")
+    np.testing.assert_array_equal(net.blobs["y"].cpu_data(), expected)
+
+
+def test_a_restored_history_goes_where_the_net_is(tmp_path):
+    plain, solver = solver_of(), solver_of()
+    solver.param.snapshot_prefix = str(tmp_path / "s")
+    plain.step(4)
+    solver.step(2)
+    path = solver.snapshot()
+    blobmem.set_default(SimulatedDevice())
+    solver.net.forward()
+    solver.restore(path)
+    solver.step(2)
+    np.testing.assert_array_equal(solver.net.params["ip"][0].data, plain.net.params["ip"][0].data)

@@ -1,7 +1,9 @@
 """Net: building, running in parts, gradients, parameters, reshaping, files, errors, running out."""
 
+import copy
 import gc
 import logging
+import pickle
 import threading
 import tracemalloc
 
@@ -11,6 +13,7 @@ import pytest
 from blobmem import TEST, TRAIN, BlobmemError, Net, NetError, OutOfDeviceMemory, SimulatedDevice, set_random_seed
 from blobmem.devices import HOST
 from blobmem.memory import Head
+from blobmem.memory.blob import from_dlpack
 
 MLP = """
 name: "mlp"
@@ -383,6 +386,33 @@ def test_nets_that_share_parameters_have_gradients_of_their_own(device):
     np.testing.assert_array_equal(other.params["ip1"][0].cpu_diff(), alone.params["ip1"][0].cpu_diff())
 
 
+def test_a_loss_without_a_top_gets_a_name_that_is_free():
+    plain = MLP.replace('bottom: "t" top: "loss"', 'bottom: "t"')
+    assert Net(plain, TRAIN).outputs == ["loss"]
+    net = filled(
+        Net(plain.replace('"ip2"', '"loss"').replace('name: "loss" type: "Inner', 'name: "ip2" type: "Inner'), TRAIN)
+    )
+    assert net.outputs == ["loss_2"]
+    assert net.run_forward() == net.blobs["loss_2"].cpu_data() > 0
+
+
+def test_a_layer_may_have_a_phase_of_its_own():
+    text = MLP + 'layer { name: "d" type: "Dropout" bottom: "ip1" top: "d" %s }\n'
+    assert [Net(text % own, TRAIN).layers[-1].phase for own in ("", "phase: TRAIN", "phase: TEST")] == [0, 0, 1]
+    net = filled(Net(text % "phase: TEST", TRAIN, seed=1))
+    net.forward()
+    np.testing.assert_array_equal(net.blobs["d"].cpu_data(), net.blobs["ip1"].cpu_data())
+
+
+def test_stages_of_the_model_add_to_those_given():
+    extra = "".join(
+        f'layer {{ name: "{s}" type: "Power" bottom: "ip1" top: "{s}" include {{ stage: "{s}" }} }}\n' for s in "pqr"
+    )
+    net = Net('state { stage: "p" }\n' + MLP + extra, TRAIN, stages=["q", "p"])
+    assert net.outputs == ["loss", "p", "q"]
+    assert list(net.param.state.stage) == ["p", "q"]
+
+
 def test_outputs_are_in_caffes_order():
     extra = 'layer {{ name: "{0}" type: "Power" bottom: "ip1" top: "{0}" }}\n'
     net = Net(MLP + extra.format("z") + extra.format("Z") + extra.format("a"), TRAIN)
@@ -581,3 +611,21 @@ def test_a_model_that_has_values_begins_with_them(tmp_path, device):
         for mine, theirs in zip(again.params[name], blobs, strict=True):
             np.testing.assert_array_equal(mine.data, theirs.data)
     assert not any(layer.blobs for layer in again.param.layer)
+
+
+@pytest.mark.parametrize("copies", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_net_is_not_copied_as_an_object(copies):
+    with pytest.raises(TypeError, match="net 'mlp' .* cannot be copied or pickled: net.save"):
+        copies(Net(MLP, TRAIN))
+
+
+def test_an_adopted_input_is_read_at_every_pass(device):
+    net = Net('input: "x" input_shape { dim: 2 dim: 3 } ' + DOUBLE, TEST, device=device)
+    array = np.ones((2, 3), np.float32)
+    net.blobs["x"].share_data(from_dlpack(array, device=device))
+    for value in (1, 5, 7):
+        array[...] = value
+        assert (net.forward()["y"] == 2 * value).all()
+
+
+DOUBLE = 'layer { name: "double" type: "Power" bottom: "x" top: "y" power_param { scale: 2 } }'

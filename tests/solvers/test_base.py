@@ -12,6 +12,7 @@ from blobmem import SharedBlobError
 from blobmem.devices import HOST, SimulatedDevice
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.proto import caffe_pb2
+from blobmem.proto.text import read_net
 from blobmem.solvers import SGD, SGDSolver, Solver, get_solver, register_solver
 from blobmem.solvers.base import _types
 
@@ -93,7 +94,7 @@ def test_weights_to_start_from(noisy, tools, tmp_path):
     other = noisy()
     other.net.params["i1"][1].data[...] = 42
     keep = other.net.to_proto()
-    del keep.layer[-2].blobs[:]
+    del keep.layer[-2]
     (tmp_path / "two.caffemodel").write_bytes(keep.SerializeToString())
     started = noisy('weights: "one.caffemodel, two.caffemodel"')
     assert (started.net.params["i1"][1].cpu_data() == 42).all()
@@ -190,6 +191,14 @@ def test_debug_info_only_with_a_report(noisy, caplog):
         solver.step(1)
     assert reported > 0
     assert sum("[forward]" in message for message in caplog.messages) == reported
+
+
+def test_debug_info_is_for_every_test_too(noisy, caplog):
+    for more, logged in (("", False), ("debug_info: true", True)):
+        solver = noisy(more)
+        with caplog.at_level(logging.INFO, "blobmem"):
+            solver.test_all()
+        assert any("[forward]" in message for message in caplog.messages) == logged
 
 
 def test_apply_update_is_the_end_of_an_iteration(noisy, tools):
@@ -438,3 +447,23 @@ def test_fields_that_make_no_sense(noisy, old, new, message):
     assert old in text
     with pytest.raises(NetError, match=message):
         noisy(text=text.replace(old, new))
+
+
+VARYING = """
+layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 8 dim: 3 } data_filler { type: "gaussian" } } }
+layer { name: "u" type: "DummyData" top: "u"
+  dummy_data_param { shape { dim: 8 } data_filler { type: "uniform" min: -1 max: 1 } } }
+layer { name: "t" type: "Threshold" bottom: "u" top: "t" }
+layer { name: "f" type: "Filter" bottom: "x" bottom: "t" top: "f" }
+layer { name: "mean" type: "Reduction" bottom: "x" top: "sum" }
+"""
+
+
+def test_outputs_whose_shapes_change_are_left_out_of_averages(tools, caplog):
+    param = caffe_pb2.SolverParameter(base_lr=0.1, lr_policy="fixed", test_iter=[5], test_interval=1)
+    param.train_net_param.CopyFrom(read_net(tools.noisy_text))
+    param.test_net_param.add().CopyFrom(read_net(VARYING))
+    solver = SGDSolver(param, seed=1)
+    result = solver.test()
+    assert set(result.outputs.values) == {"sum"}
+    assert "test net 0: no averages of f, whose shapes change" in caplog.text

@@ -108,8 +108,8 @@ def test_the_seed_and_the_position_decide(gallery):
 def test_mirrors_context_square_mean_and_scale(gallery):
     made = net(
         gallery.path,
-        transform="crop_size: 8 mirror: true mean_value: 50",
-        extra='context_pad: 2 crop_mode: "square" scale: 0.5',
+        transform="crop_size: 8 mirror: true mean_value: 50 scale: 0.5",
+        extra='context_pad: 2 crop_mode: "square"',
     )
     wanted = gallery.all(8, (False, True), pad=2, square=True)
     assert any((item == 0).all(axis=(0, 2)).any() for items in wanted.values() for item in items), "nothing is outside"
@@ -151,10 +151,17 @@ def test_cached_images_are_read_once(gallery):
     check(made.forward(), gallery.all(8))
 
 
-def test_gray_images_and_old_places(gallery):
+def test_gray_images(gallery):
     gallery.path.write_text(gallery.path.read_text().replace("png\n3\n", "png\n1\n"))
-    made = net(gallery.path, TEST, transform="", extra="crop_size: 6")
-    assert made.forward()["data"].shape == (4, 1, 6, 6)
+    assert net(gallery.path, TEST, transform="crop_size: 6").forward()["data"].shape == (4, 1, 6, 6)
+
+
+def test_transformation_in_old_places_counts_in_old_files_only(gallery):
+    made = net(gallery.path, TEST, transform="crop_size: 8", extra="crop_size: 6 scale: 0.5")
+    check(made.forward(), gallery.all(8))
+    old = text(gallery.path, transform="", extra="crop_size: 6").replace("layer {", "layers {", 1)
+    old = old.replace('type: "WindowData"', "type: WINDOW_DATA")
+    assert Net(read_net(old), TEST).forward()["data"].shape == (4, 3, 6, 6)
 
 
 def test_damage(gallery, caplog):
