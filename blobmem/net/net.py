@@ -20,6 +20,7 @@ from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
 from blobmem.net.build import Node, float_dtype, reshape, resize, wire
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
+from blobmem.net.inplace import stale_reads
 from blobmem.net.schedule import Done, Need, Schedule, first_uses, secure
 from blobmem.net.sharing import SharingGroup, SharingReport, share_blobs
 from blobmem.ops.call import Call, call, overwrite_diff
@@ -126,6 +127,7 @@ class Net(Access):
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], _Span] = {}
         self._moves = 0
+        self._chains_checked = False
         self._name_blobs()
         self._fill(params_from)
         if any(layer.blobs for layer in self.param.layer):  # a model with its values, as a caffemodel is
@@ -329,6 +331,7 @@ class Net(Access):
         with self.group.lock:
             self._follow()
             span = self._span(True, last, first)
+            self._warn_of_stale_reads(*self.compiled(last, first))
             secure(span.needs)
             self.group.check(self.identity, span.first_uses)
             self.group.claim(self.identity, span.written)
@@ -337,6 +340,19 @@ class Net(Access):
             except BaseException:
                 self.group.claim(self.identity.unfinished, span.written)
                 raise
+
+    def _warn_of_stale_reads(self, forward: Schedule, backward: Schedule) -> None:
+        """Once, before the first backward pass: chains of in-place layers whose gradients are wrong, in Caffe too."""
+        if self._chains_checked:
+            return
+        self._chains_checked = True
+        found = {(r.layer, w.layer): (r, name, w) for r, name, w in stale_reads(forward.calls, backward.calls)}
+        for reader, name, writer in found.values():
+            log.warning(
+                "%s: the gradient of layer '%s' reads '%s', which layer '%s' has overwritten in place by then: it is "
+                "wrong, as in Caffe. Give layer '%s' a top of its own",
+                self.identity, reader.layer_name, name, writer.layer_name, writer.layer_name,
+            )  # fmt: skip
 
     def _run(self, span: _Span, backward: bool, layers: range) -> None:
         direction = "backward" if backward else "forward"

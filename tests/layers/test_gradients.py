@@ -313,7 +313,9 @@ def test_gradient_of_contrastive_loss(legacy):
 
 
 def test_gradient_of_roi_pooling():
-    net, names = build("ROIPooling", ["2 2 5 6", "5 5"], "roi_pooling_param { pooled_h: 2 pooled_w: 3 spatial_scale: 0.5 }")
+    net, names = build(
+        "ROIPooling", ["2 2 5 6", "5 5"], "roi_pooling_param { pooled_h: 2 pooled_w: 3 spatial_scale: 0.5 }"
+    )
     # inside, over the edge, a point, outside, backwards
     regions = [[0, 0, 0, 9, 7], [1, 4, 3, 30, 20], [1, 5, 5, 5, 5], [0, 40, 2, 50, 6], [0, 9, 6, 3, 2]]
     net.blobs["x1"].data[...] = regions

@@ -1,0 +1,53 @@
+"""Chains of in-place layers: those that give wrong gradients are said, and no others."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from blobmem import TRAIN, Net
+
+CHAIN = """
+force_backward: true
+layer {{ name: "in" type: "Input" top: "x" input_param {{ shape {{ dim: 2 dim: 3 }} }} }}
+layer {{ name: "first" type: "{first}" bottom: "x" top: "y" }}
+layer {{ name: "second" type: "{second}" bottom: "y" top: "{top}" }}
+"""
+
+
+def warnings_of(caplog, first, second, top):
+    net = Net(CHAIN.format(first=first, second=second, top=top), TRAIN, seed=1)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "blobmem"):
+        for _ in range(2):
+            net.forward(x=np.ones((2, 3)))
+            net.backward(**{top: np.ones((2, 3))})
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("second", ["Dropout", "ReLU", "Sigmoid"])
+@pytest.mark.parametrize("first", ["TanH", "Sigmoid", "ELU"])
+def test_what_overwrites_an_earlier_gradients_input_is_said_once(caplog, first, second):
+    (message,) = warnings_of(caplog, first, second, "y")
+    assert "gradient of layer 'first' reads 'y', which layer 'second' has overwritten in place" in message
+    assert warnings_of(caplog, first, second, "z") == []
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [("ReLU", "Dropout"), ("ReLU", "ReLU"), ("Dropout", "TanH"), ("Scale", "ReLU"), ("BatchNorm", "ReLU")],
+    ids=lambda pair: "-".join(pair),
+)
+def test_chains_that_are_right_are_not(caplog, chain):
+    assert warnings_of(caplog, *chain, "y") == []
+
+
+@pytest.mark.parametrize("chain", [("ReLU", "Dropout"), ("ReLU", "ReLU")], ids=lambda pair: "-".join(pair))
+def test_they_are_right(chain):
+    values = np.random.default_rng(0).normal(size=(2, 3))
+    grads = []
+    for top in ("y", "z"):
+        net = Net(CHAIN.format(first=chain[0], second=chain[1], top=top), TRAIN, seed=1)
+        net.forward(x=values)
+        grads.append(net.backward(**{top: values + 3})["x"].copy())
+    np.testing.assert_array_equal(*grads)
