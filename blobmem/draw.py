@@ -1,7 +1,7 @@
 """Pictures of nets: blobs as octagons, layers as boxes, under pycaffe's names.
 
-The graph is pydot's (`pip install 'blobmem[draw]'`), and Graphviz makes the pictures. Its own language, in files named
-.dot, .gv or .raw, is written without it.
+The graph is pydot's, as scripts expect, and pygraphviz makes the pictures: it brings Graphviz with it (`pip install
+'blobmem[draw]'`). Graphviz's own language, in files named .dot, .gv or .raw, is written without it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def get_pydot_graph(
     """
     if rankdir not in _RANKDIRS:
         raise NetError(f"rankdir: expected one of {', '.join(_RANKDIRS)}, got {rankdir!r}")
-    pydot = _pydot()
+    pydot = _library("pydot", "which makes graphs of nets")
     net = read_net(caffe_net)
     graph = pydot.Dot(quoted(net.name or "Net"), graph_type="digraph", rankdir=rankdir)
     given = {name: quoted(text) for name, text in (blob_labels or {}).items()}
@@ -157,26 +157,22 @@ def draw_net(
 ) -> bytes:
     """A picture of a net in a format of Graphviz's (png, svg, pdf, ...), or its text (dot, gv, raw).
 
-    The other arguments and errors are those of `get_pydot_graph`. Raises FileNotFoundError if the program `dot` of
-    Graphviz is needed and not installed, NetError if it does not know the format.
+    The other arguments and errors are those of `get_pydot_graph`. Raises ImportError if pygraphviz is needed and not
+    installed, NetError if Graphviz does not know the format.
     """
     return render(get_pydot_graph(caffe_net, rankdir, phase=phase, display_lrm=display_lrm), ext)
 
 
 def render(graph: Any, ext: str) -> bytes:
     """A pydot graph as a picture or a text; formats and errors of `draw_net`."""
+    text: str = graph.to_string()
     if ext in _TEXTS:
-        text: str = graph.to_string()
         return text.encode()
+    graphviz = _library("pygraphviz", "which makes pictures (a .dot file needs none)")
     try:
-        picture: bytes = graph.create(format=ext)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            "Graphviz, which makes the picture, is not installed: install it (apt install graphviz, brew install "
-            "graphviz, or https://graphviz.org/download), or write a .dot file, which needs none"
-        ) from None
-    except AssertionError as error:  # pydot's word for dot's exit code
-        raise NetError(f"Graphviz could not draw this net as {ext!r}: {error}") from None
+        picture: bytes = graphviz.AGraph(string=text).draw(format=ext, prog="dot")
+    except TypeError:  # its way to say that Graphviz gave nothing
+        raise NetError(f"Graphviz knows no format {ext!r}: svg, png, pdf and dot are among those it does") from None
     return picture
 
 
@@ -194,13 +190,11 @@ def draw_net_to_file(
     write_atomic(filename, draw_net(caffe_net, rankdir, extension, phase, display_lrm))
 
 
-def _pydot() -> Any:
+def _library(name: str, what_for: str) -> Any:
     try:
-        return importlib.import_module("pydot")
+        return importlib.import_module(name)
     except ImportError:
-        raise ImportError(
-            "pydot, which makes graphs of nets, is not installed: pip install 'blobmem[draw]'", name="pydot"
-        ) from None
+        raise ImportError(f"{name}, {what_for}, is not installed: pip install 'blobmem[draw]'", name=name) from None
 
 
 def node_name(layer: Any) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Draws a net in one phase: layers as boxes, blobs as octagons, each edge with the shape and the bytes of its blob, dashed
 lines between layers that share parameters. OUT names the format: .dot is a text that needs no program; .svg, .png, .pdf
-and others need Graphviz. Without OUT the text is printed. Drawing needs pydot (pip install 'blobmem[draw]').
+and others are pictures. Without OUT the text is printed. Drawing needs an extra: pip install 'blobmem[draw]'.
 """
 
 EXAMPLE = """\
@@ -52,10 +52,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise NetError(f"{args.out}: expected a name that ends with a format, such as .svg or .dot")
     try:
         graph = sized_graph(outline.spec(args), args.rankdir, batch=args.batch, input_shapes=dict(args.input_shape))
+        picture = draw.render(graph, extension)
     except ImportError as error:
         output.error(str(error))
         return 1
-    picture = draw.render(graph, extension)
     if args.out is None:
         output.say(picture.decode().rstrip("\n"))
         return 0
