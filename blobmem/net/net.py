@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from blobmem import devices
-from blobmem.errors import NetError, SharedBlobError
+from blobmem.errors import NetError
 from blobmem.layers.base import TEST, TRAIN, Context, Layer, PassState, default_seed
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob, moves
@@ -21,15 +20,16 @@ from blobmem.net.access import Access
 from blobmem.net.build import Node, float_dtype, reshape, resize, wire
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.inplace import stale_reads
-from blobmem.net.schedule import Done, Need, Schedule, first_uses, secure
-from blobmem.net.sharing import SharingGroup, SharingReport, share_blobs
+from blobmem.net.placement import Placement
+from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, secure
+from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
 from blobmem.ops.call import Call, call, overwrite_diff
 from blobmem.proto.text import is_text, read_net
 
 log = logging.getLogger("blobmem")
 
 
-class Net(Access):
+class Net(Access, Placement):
     """A net in one phase, as `Net(model, phase, ...)` or, in pycaffe's older way, `Net(model, weights, phase)`.
 
     Args:
@@ -82,15 +82,12 @@ class Net(Access):
         skip_damaged: bool = False,
         source: str = "",
     ) -> None:
-        super().__init__()
+        Access.__init__(self)
+        Placement.__init__(self, device)
         phase, weights, level, stages = _arguments(args, phase, weights, level, stages)
         self.phase = phase
         named = isinstance(model, str | os.PathLike) and not is_text(model)
         self.source = os.fspath(model) if named else source
-        self.device = devices.default() if device is None else device
-        self.follows = device is None  # wherever the default device is, at each pass
-        self._switches = devices.switches()  # of the default device, that this net has followed
-        self._family: weakref.WeakSet[Net] = weakref.WeakSet([self])  # those with which it shares memory
         message = read_net(model)
         state = net_state(phase, level, dict.fromkeys([*message.state.stage, *(stages or ())]))
         param = filter_net(message, state, self.source)
@@ -119,13 +116,13 @@ class Net(Access):
         self.params: dict[str, list[Blob]] = {n.layer.name: n.layer.blobs for n in self.nodes if n.layer.blobs}
         self.internals: dict[str, Blob] = {}
         self.debug_info: bool = self.param.debug_info
-        self.identity = _Identity(f"net '{self.name}' ({PHASES[phase]})")
+        self.identity = Identity(f"net '{self.name}' ({PHASES[phase]})")
         self.group = SharingGroup()
         self._shapes = self._present_shapes()  # those that the layers know
         self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
-        self._spans: dict[tuple[bool, int, int], _Span] = {}
+        self._spans: dict[tuple[bool, int, int], Span] = {}
         self._moves = 0
         self._chains_checked = False
         self._name_blobs()
@@ -233,14 +230,14 @@ class Net(Access):
 
     # ---------------------------------------------------------------- running
 
-    def _span(self, backward: bool, first: int, last: int) -> _Span:
+    def _span(self, backward: bool, first: int, last: int) -> Span:
         """The calls of layers first to last, with what they need and rely on."""
         schedule = self.compiled(first, last)[backward]
         if self._moves != moves():  # some blob, perhaps of this net, is elsewhere now
             self._moves, self._spans = moves(), {}
         span = self._spans.get((backward, first, last))
         if span is None:
-            span = _Span(schedule, *schedule.span(range(first, last + 1)))
+            span = Span(schedule, *schedule.span(range(first, last + 1)))
             self._spans[backward, first, last] = span
         return span
 
@@ -354,7 +351,7 @@ class Net(Access):
                 self.identity, reader.layer_name, name, writer.layer_name, writer.layer_name,
             )  # fmt: skip
 
-    def _run(self, span: _Span, backward: bool, layers: range) -> None:
+    def _run(self, span: Span, backward: bool, layers: range) -> None:
         direction = "backward" if backward else "forward"
         before, after = self._callbacks[f"before_{direction}"], self._callbacks[f"after_{direction}"]
         logs = self.debug_info and self.device.compute
@@ -442,65 +439,6 @@ class Net(Access):
         """Write the parameters (and gradients if asked) as an HDF5 file of Caffe's layout, atomically."""
         weight_files.save_hdf5(self, path, write_diff)
 
-    # ---------------------------------------------------------------- the device
-
-    def move_to(self, device: devices.Device) -> None:
-        """Live and compute on another device from now on, with all bytes as they are; the old one's are freed.
-
-        Nets that share memory with this one move too, and none of them follows the default device any more. Raises
-        DeviceError or MemoryError, and all are where they were, if the bytes cannot come.
-        """
-        family = list(self._family)
-        for net in family:
-            net._leave(device)  # all of it before the first byte moves, as this may fail
-        for net in family:
-            net._settle(device)
-            net.follows = False
-
-    def _memories(self) -> list[SyncedMemory]:
-        params = [blob for node in self.nodes for blob in node.layer.blobs]
-        blobs = [*self.blobs.values(), *self.internals.values(), *params]
-        views = [blob.data_view for blob in blobs] + [blob.diff_view for blob in blobs if blob.has_diff]
-        return list(dict.fromkeys(view.memory for view in views))
-
-    def _leave(self, device: devices.Device) -> None:
-        """Have on the host all that is to move to that device."""
-        with self.group.lock:
-            for memory in self._memories():
-                if memory.device is not device:
-                    memory.fetch()
-
-    def _settle(self, device: devices.Device) -> None:
-        """Move this net's memory, wherever each of it is."""
-        with self.group.lock:
-            self._leave(device)
-            for memory in self._memories():
-                memory.move_to(device)
-            if device is not self.device:
-                self.device = self._context.device = device
-                self._schedules, self._spans = None, {}
-
-    def _follow(self) -> None:
-        """Be where the default device is, with memory that other nets may have taken elsewhere and back."""
-        switches = devices.switches()
-        if self.follows and (switches != self._switches or devices.default() is not self.device):
-            self._settle(devices.default())
-        self._switches = switches
-
-    def _share_params(self, other: Net) -> set[str]:
-        """Use the other net's parameters; the names of their layers. From now on both follow the default device, with
-        all that they share with, or none of them."""
-        self._follow()
-        other._follow()
-        if other.device is not self.device:
-            raise SharedBlobError(f"{self.identity} and {other.identity} are on different devices: they cannot share")
-        names = weight_files.share_params(self.params, other.params)
-        family = self._family | other._family
-        follows = self.follows and other.follows
-        for net in family:
-            net._family, net.follows = family, follows
-        return names
-
     # ---------------------------------------------------------------- sharing
 
     def share_with(self, other: Net) -> None:
@@ -534,50 +472,6 @@ class Net(Access):
 
     def __repr__(self) -> str:
         return f"<{self.identity}, {len(self.layers)} layers>"
-
-
-class _Identity:
-    """Who wrote a shared memory last; by identity, without keeping the net alive."""
-
-    __slots__ = ("__weakref__", "label", "unfinished")
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.unfinished = _Unfinished(self)
-
-    def __str__(self) -> str:
-        return self.label
-
-
-class _Unfinished:
-    """Who wrote, in place of a net, the memories of a pass of it that failed: nobody knows which of them it has."""
-
-    __slots__ = ("_label",)
-
-    def __init__(self, identity: _Identity) -> None:
-        self._label = weakref.ref(identity)
-
-    def __str__(self) -> str:
-        return f"a pass of {self._label() or 'a net that is gone'} that did not end"
-
-
-class _Span:
-    """A run of calls, with what it needs, what it relies on and what it writes."""
-
-    __slots__ = ("_blob_needs", "_scratch", "first_uses", "schedule", "start", "stop", "written")
-
-    def __init__(self, schedule: Schedule, start: int, stop: int) -> None:
-        self.schedule = schedule
-        self.start, self.stop = start, stop
-        calls = schedule.calls[start:stop]
-        self._blob_needs = schedule.blob_needs(start, stop)
-        self._scratch = schedule.scratch_bytes(start, stop)
-        self.first_uses = first_uses(calls)
-        self.written = {view.memory: None for item in calls for view in item.writes}
-
-    @property
-    def needs(self) -> list[Need]:
-        return self._blob_needs + self.schedule.scratch_need(self._scratch)
 
 
 def _of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:

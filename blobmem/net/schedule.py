@@ -272,3 +272,22 @@ def first_uses(calls: Iterable[Call]) -> dict[SyncedMemory, bool]:
                 extent[view.memory] = stop
                 replaced[view.memory] = replaced[view.memory] and whole
     return replaced
+
+
+class Span:
+    """A run of calls, with what it needs, what it relies on and what it writes."""
+
+    __slots__ = ("_blob_needs", "_scratch", "first_uses", "schedule", "start", "stop", "written")
+
+    def __init__(self, schedule: Schedule, start: int, stop: int) -> None:
+        self.schedule = schedule
+        self.start, self.stop = start, stop
+        calls = schedule.calls[start:stop]
+        self._blob_needs = schedule.blob_needs(start, stop)
+        self._scratch = schedule.scratch_bytes(start, stop)
+        self.first_uses = first_uses(calls)
+        self.written = {view.memory: None for item in calls for view in item.writes}
+
+    @property
+    def needs(self) -> list[Need]:
+        return self._blob_needs + self.schedule.scratch_need(self._scratch)

@@ -15,6 +15,31 @@ if TYPE_CHECKING:
     from blobmem.net.net import Net
 
 
+class Identity:
+    """Who wrote a shared memory last; by identity, without keeping the net alive."""
+
+    __slots__ = ("__weakref__", "label", "unfinished")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.unfinished = Unfinished(self)
+
+    def __str__(self) -> str:
+        return self.label
+
+
+class Unfinished:
+    """Who wrote, in place of a net, the memories of a pass of it that failed: nobody knows which of them it has."""
+
+    __slots__ = ("_label",)
+
+    def __init__(self, identity: Identity) -> None:
+        self._label = weakref.ref(identity)
+
+    def __str__(self) -> str:
+        return f"a pass of {self._label() or 'a net that is gone'} that did not end"
+
+
 @dataclass(slots=True)
 class SharingReport:
     """What was shared between two nets.

@@ -61,7 +61,8 @@ def static_gradients(static: np.ndarray | None, w_static: np.ndarray | None, dfi
 
 def scale_rows(source: np.ndarray, factors: np.ndarray, to: np.ndarray) -> None:
     """to[..., :] = factors[...] * source[..., :]."""
-    np.multiply(source, factors[..., np.newaxis], out=to)
+    with np.errstate(invalid="ignore"):  # 0 times infinity is NaN, as anywhere else
+        np.multiply(source, factors[..., np.newaxis], out=to)
 
 
 def fill_or_copy(to: np.ndarray, source: np.ndarray | None) -> None:
