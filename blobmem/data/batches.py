@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from blobmem.data.database import Reader, open_records
-from blobmem.data.datum import Misfit, RecordError, Shape, dims, parse, unpack
+from blobmem.data.datum import Misfit, RecordError, Shape, dims, parse, unpack, unusable
 from blobmem.data.lmdb_tree import Item
 from blobmem.data.source import Damaged
 from blobmem.data.transform import Choice, Transformer, random_words
@@ -140,7 +140,7 @@ class BatchLoader:
         """Warn that a record, the `run`-th in succession, is skipped. Raises NetError unless that was asked for."""
         what = f"record {key!r} of {self.path} cannot be used: {error}"
         if self._damaged is None or isinstance(error, Misfit):
-            raise NetError(f"{self._where}: {what}") from None
+            raise unusable(self._where, what, error) from None
         self._damaged.skip(key, what)
         if run >= len(reader):
             raise NetError(f"{self._where}: all {run} records of {self.path} are damaged; the last: {error}") from None

@@ -9,6 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from blobmem.data import images
+from blobmem.errors import NetError
 from blobmem.proto import caffe_pb2
 
 Shape = tuple[int, int, int]
@@ -21,6 +22,12 @@ class RecordError(ValueError):
 
 class Misfit(RecordError):
     """A record that is whole, but not one for these options or this batch."""
+
+
+def unusable(where: str, what: str, error: RecordError) -> NetError:
+    """The error that stops a run at an item: `what` names it and says why; where leaving it out would help, how to."""
+    hint = "" if isinstance(error, Misfit) else "; with --skip-damaged (skip_damaged=True) the next one takes its place"
+    return NetError(f"{where}: {what}{hint}")
 
 
 def parse(value: bytes) -> Any:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from blobmem.data.datum import Misfit, RecordError, Shape, dims
+from blobmem.data.datum import Misfit, RecordError, Shape, dims, unusable
 from blobmem.data.image_list import Entry, ImageList, open_image, pixels_of
 from blobmem.data.images import Color, CompressedImage
 from blobmem.data.options import first_position, place_of, stated_item
@@ -107,7 +107,7 @@ class ImageData(Batched):
             except RecordError as error:
                 what = f"{images.describe(entry)} cannot be used: {error}"
                 if not self.context.skip_damaged or isinstance(error, Misfit):
-                    raise NetError(f"{place_of(self, 'source')}: {what}") from None
+                    raise unusable(place_of(self, "source"), what, error) from None
             self.damaged.skip(entry.line, what)
         raise NetError(f"{place_of(self, 'source')}: none of the {len(images)} images of {images.path} can be used")
 

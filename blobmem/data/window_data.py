@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from blobmem.data.datum import RecordError, dims
+from blobmem.data.datum import RecordError, dims, unusable
 from blobmem.data.image_list import decode, pixels_of, read_image_file
 from blobmem.data.images import Color
 from blobmem.data.options import place_of
@@ -80,7 +80,7 @@ class WindowData(Batched):
             except RecordError as error:
                 what = f"{windows.describe(window)} cannot be used: {error}"
                 if not self.context.skip_damaged:
-                    raise NetError(f"{place_of(self, 'source')}: {what}") from None
+                    raise unusable(place_of(self, "source"), what, error) from None
             self.damaged.skip(window.line, what)
         kind = "objects" if is_object else "background"
         raise NetError(f"{place_of(self, 'source')}: no window of {kind} in {windows.path} can be used")

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blobmem.data.datum import RecordError, parse, unpack
+from blobmem.data.datum import Misfit, RecordError, parse, unpack, unusable
 from blobmem.proto import caffe_pb2
 
 
@@ -64,3 +64,11 @@ def test_any_bytes_give_an_array_or_a_record_error(data):
         assert pixels().shape == shape
     except RecordError as error:
         assert str(error)
+
+
+def test_the_error_that_stops_a_run_says_how_to_go_on_where_one_can():
+    damaged, misfit = RecordError("cut short"), Misfit("too wide")
+    assert str(unusable("net", "it is cut short", damaged)).endswith(
+        "--skip-damaged (skip_damaged=True) the next one takes its place"
+    )
+    assert str(unusable("net", "it is too wide", misfit)) == "net: it is too wide"
