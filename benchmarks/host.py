@@ -52,19 +52,9 @@ def timed(forward: Callable[[], Any], both: Callable[[], Any], repeats: int) -> 
 def our_net(name: str, batch: int, phase: int) -> Any:
     """The train_val net with its data layer replaced by net inputs."""
     import blobmem
-    from benchmarks.peers import MODELS
-    from blobmem.proto.text import read_net
+    from benchmarks.inputs import with_inputs
 
-    _, shape, _ = MODELS[name]
-    param = read_net(ROOT / "models" / name / "train_val.prototxt")
-    kept = [layer for layer in param.layer if layer.type != "Data"]
-    del param.layer[:]
-    source = param.layer.add(name="data", type="Input", top=["data", "label"])
-    for dims in ((batch, *shape), (batch,)):
-        source.input_param.shape.add(dim=dims)
-    for layer in kept:
-        param.layer.add().CopyFrom(layer)
-    return blobmem.Net(param, phase, seed=1)
+    return blobmem.Net(with_inputs(name, batch), phase, seed=1)
 
 
 def time_ours(name: str, batch: int, repeats: int) -> dict[str, float]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import gpu_table  # noqa: E402
+
 CAFFE = {("lenet", "forward"): 10.3, ("lenet", "both"): 19.2, ("caffenet", "forward"): 541, ("caffenet", "both"): 1307,
          ("memory", "peak_mib"): 1539}  # fmt: skip
 FIGURES = {"forward": "forward, ms", "both": "forward + backward, ms", "peak_mib": "peak resident memory, MiB"}
@@ -40,9 +45,11 @@ def row(result: dict[str, Any]) -> str:
 
 def page() -> str:
     """The text of docs/benchmarks.md."""
-    report = json.loads((ROOT / "benchmarks" / "results" / "host.json").read_text())
+    results = ROOT / "benchmarks" / "results"
+    report = json.loads((results / "host.json").read_text())
     machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
-    return HEAD.format(command=report["command"], machine=machine) + "\n".join(map(row, report["results"])) + "\n"
+    host = HEAD.format(command=report["command"], machine=machine) + "\n".join(map(row, report["results"])) + "\n"
+    return host + gpu_table.sections(results)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,20 @@ chunks. It follows from the schedules alone; `measure` runs them and asks the de
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blobmem.devices import SimulatedDevice
+import numpy as np
+
+from blobmem.devices import Device, SimulatedDevice
+from blobmem.devices.cuda.card import Card, card
+from blobmem.devices.cuda.device import CudaDevice
 from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
@@ -58,13 +63,20 @@ class Held:
 
 @dataclass(slots=True)
 class Scheme:
-    """A footprint under one way of sharing: `train`, then `tests` in order, each beyond all before it."""
+    """A footprint under one way of sharing: `train`, then `tests` in order, each beyond all before it.
+
+    Attributes:
+        measured: bytes of the train net, then what each test net added when it first ran; None unless asked for.
+        cards: on a GPU, what is in use there before the train net's first iteration, after it, and after each test
+            net's; empty elsewhere.
+    """
 
     name: str
     train: Held
     tests: list[Held] = field(default_factory=list)
     unshared: list[dict[str, str]] = field(default_factory=list)
     measured: list[int] | None = None
+    cards: list[Card] = field(default_factory=list)
 
     @property
     def predicted(self) -> list[int]:
@@ -102,15 +114,18 @@ def footprint(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     schemes: Iterable[str] = SCHEMES,
     measured: bool = False,
+    make_device: Callable[[], Device] | None = None,
 ) -> dict[str, Scheme]:
-    """The footprint of a solver or net file under each scheme. Needs neither data nor a device.
+    """The footprint of a solver or net file under each scheme. Needs no data.
 
     Args:
         model: path of a solver or net prototxt, or its message.
         train_batch, test_batches: batch sizes instead of the file's; a net file has as many test nets as batches.
         input_shapes: top name -> shape of one item, for data layers whose database is absent.
         schemes: "separate", "weights" (parameters shared, as Caffe does), "blobs" (shared by name).
-        measured: also run one training and one test iteration per scheme on a simulated device.
+        measured: also run one training and one test iteration per scheme, on zeros for images.
+        make_device: makes the device whose workspaces count and, if measured, that is measured; one for each scheme.
+            None makes simulated ones.
 
     Raises NetError for anything wrong in the files, or a shape that neither they nor input_shapes state.
     """
@@ -120,15 +135,20 @@ def footprint(
     options = {"train_batch": train_batch, "test_batches": test_batches, "input_shapes": shapes}
     result = {}
     for name in schemes:
-        nets, update = _build(specs, solver, name, options)
+        device = SimulatedDevice(compute=False) if make_device is None else make_device()
+        nets, update = _build(specs, solver, name, options, device)
         result[name] = _account(name, nets, update)
         if measured:
-            result[name].measured = _measure(nets, update)
+            result[name].measured, result[name].cards = _measure(nets, update)
+        del nets, update  # the next scheme finds the device's memory as this one did
+        gc.collect()
+        workspace(device).trim()
     return result
 
 
-def _build(specs: Specs, solver: Any, scheme: str, options: dict[str, Any]) -> tuple[Nets, Updater | None]:
-    device = SimulatedDevice(compute=False)
+def _build(
+    specs: Specs, solver: Any, scheme: str, options: dict[str, Any], device: Device
+) -> tuple[Nets, Updater | None]:
     nets = build_nets(
         specs, share=scheme == "blobs", share_params=scheme != "separate", device=device, seed=0, **options
     )
@@ -195,8 +215,9 @@ def _add(net: Net, needs: Iterable[Need], held: _Capacities, solver_state: Seque
 
 def _purposes(net: Net, solver_state: Sequence[Blob]) -> dict[SyncedMemory, str]:
     result = {workspace(net.device): "workspace"}
-    for blob in net.internals.values():
-        result[blob.data_view.memory] = "internal"
+    for layer in (node.layer for node in net.nodes):
+        for name, blob in layer.internal.items():
+            result[blob.data_view.memory] = "input buffers" if name in layer.input_buffers else "internal"
     for blob in net.blobs.values():
         result[blob.data_view.memory] = "data"
         if blob.has_diff:
@@ -217,20 +238,45 @@ def batch_of(net: Net) -> int:
     return first.shape[0] if first is not None and first.shape else 1
 
 
-def _measure(nets: Nets, update: Updater | None) -> list[int]:
-    """Run one training iteration and one test iteration of each test net; the bytes that each added on the device."""
-    statistics = nets.train.device.statistics
-    levels = [0]
+def _measure(nets: Nets, update: Updater | None) -> tuple[list[int], list[Card]]:
+    """Run one training iteration and one test iteration of each test net; the bytes that each added on the device.
+
+    On a GPU also what is in use there before and after each.
+    """
+    device = nets.train.device
+    levels, cards = [], []
+
+    def look() -> None:
+        levels.append(device.statistics.bytes_held)
+        if isinstance(device, CudaDevice):
+            cards.append(card(device))
+
+    for net in (nets.train, *nets.tests):
+        feed_zeros(net)
+    look()
     nets.train.clear_param_diffs()
     nets.train.run_forward()
     nets.train.run_backward()
     if update is not None:
         update.run(0)
-    levels.append(statistics.bytes_held)
+    look()
     for net in nets.tests:
         net.run_forward()
-        levels.append(statistics.bytes_held)
-    return [b - a for a, b in itertools.pairwise(levels)]
+        look()
+    return [b - a for a, b in itertools.pairwise(levels)], cards
+
+
+def feed_zeros(net: Net) -> None:
+    """Let the net's data layers of images give images of zeros, of class 0, instead of what is in their sources."""
+    for node in net.nodes:
+        if hasattr(node.layer, "load_images"):
+            node.layer.load_images = _zeros
+
+
+def _zeros(position: int, seed: int, *arrays: np.ndarray | None) -> None:
+    for array in arrays:
+        if array is not None:
+            array[...] = 0
 
 
 def reduction(schemes: Mapping[str, Scheme], test: int) -> float:
@@ -267,4 +313,6 @@ def _scheme_json(scheme: Scheme) -> dict[str, Any]:
     }
     if scheme.measured is not None:
         result["measured"] = scheme.measured
+    if scheme.cards:
+        result["cards"] = [{**moment._asdict(), "others": moment.others} for moment in scheme.cards]
     return result

@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
+from cuda_devices import needs_gpu
 
 from blobmem import NetError, SimulatedDevice, build_nets
-from blobmem.footprint import SCHEMES, footprint, parse_input_shape, reduction, to_json
+from blobmem.devices.cuda.device import CudaDevice
+from blobmem.devices.cuda.predicted import PredictedCuda
+from blobmem.footprint import CHUNK, SCHEMES, footprint, parse_input_shape, reduction, to_json
 from blobmem.memory import Side
 from blobmem.net.schedule import secure
+from blobmem.ops.cuda import algorithms
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "models"
@@ -176,3 +180,70 @@ def host_bytes(nets):
         for blob in (*net.blobs.values(), *net.internals.values(), *(p for ps in net.params.values() for p in ps)):
             memories |= {blob.data_view.memory, blob.diff_view.memory}
     return sum(memory.cpu_capacity for memory in memories)
+
+
+@pytest.fixture
+def choices_of_their_own(tmp_path, monkeypatch):
+    """The files of chosen algorithms are two empty folders."""
+    for name in ("shipped", "own"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(algorithms, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(algorithms, "folder", lambda: tmp_path / "own")
+    algorithms._registry.cache_clear()
+    yield tmp_path / "own"
+    algorithms._registry.cache_clear()
+
+
+def test_prediction_for_a_gpu_that_is_not_here(choices_of_their_own, monkeypatch):
+    model = MODELS / "lenet" / "train_val.prototxt"
+    asked = []
+
+    class Device(PredictedCuda):
+        def __init__(self):
+            super().__init__()
+            asked.append(self)
+
+    unknown = footprint(model, schemes=["blobs"], measured=True, make_device=Device)["blobs"]
+    assert unknown.measured == unknown.predicted and asked[-1].uncertain
+    limit = unknown.train.purposes["workspace"]
+    assert limit >= algorithms.WORKSPACE_LIMIT
+
+    choices = {}
+    with monkeypatch.context() as patch:
+        choice = algorithms.Choice("eng0", 0, 12345 * 512, 0.1)
+        patch.setattr(algorithms, "predict", lambda model, math, key: choices.setdefault(key.text, choice))
+        footprint(model, schemes=["blobs"], make_device=Device)
+    path = choices_of_their_own / algorithms.file_name("NVIDIA H200", 91900, "fp32")
+    assert choices and algorithms.write(path, choices)
+    algorithms._registry.cache_clear()
+    known = footprint(model, schemes=["blobs"], measured=True, make_device=Device)["blobs"]
+    assert known.measured == known.predicted and not asked[-1].uncertain
+    assert 12345 * 512 <= known.train.purposes["workspace"] < 12345 * 512 + 4 * MIB < limit
+    known, unknown = (s.train.purposes | {"workspace": 0} for s in (known, unknown))
+    assert known == unknown
+
+
+@pytest.mark.gpu
+@needs_gpu[1]
+@pytest.mark.xdist_group("memory")
+@pytest.mark.parametrize("batch", [50, 250])
+def test_the_pull_requests_table_on_a_gpu(batch):
+    model = MODELS / "caffenet" / "solver.prototxt"
+    schemes = footprint(
+        model,
+        train_batch=256,
+        test_batches=[batch],
+        measured=True,
+        make_device=CudaDevice,
+        schemes=["weights", "blobs"],
+    )
+    for scheme in schemes.values():
+        assert scheme.measured == scheme.predicted
+        before, train, test = scheme.cards
+        assert [train.held - before.held, test.held - train.held] == scheme.measured
+        assert 0 <= train.mapped - train.held < 0.01 * train.held
+        assert before.others > 0
+    assert schemes["blobs"].tests[0].total < MIB
+    _, train, test = schemes["blobs"].cards
+    assert test.mapped - train.mapped <= CHUNK
+    assert reduction(schemes, 0) > 0.99

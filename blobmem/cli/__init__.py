@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from blobmem.cli import (
+    algorithms,
     compute_mean,
     convert,
     device_query,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     train, test, time, footprint, summary, draw, convert, compute_mean, extract_features, run, upgrade, parse_log,
-    device_query, stress,
+    device_query, algorithms, stress,
 )  # fmt: skip
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -86,7 +87,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Raises SystemExit, as argparse does, for --help, --version and a wrong command line.
     """
-    args = parser().parse_args(arguments)
+    commands = parser()
+    args = commands.parse_args(arguments)
+    if isinstance(getattr(args, "device", None), str):
+        from blobmem.errors import DeviceError
+
+        try:
+            args.device = options.make_device(args)
+        except DeviceError as error:
+            commands.error(f"argument --device: {error}")
     from blobmem.cli.output import Output
 
     output = Output()

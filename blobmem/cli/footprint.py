@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,13 @@ from blobmem.version import __version__
 
 if TYPE_CHECKING:
     from blobmem.cli.output import Output, Row
+    from blobmem.devices import Device
     from blobmem.footprint import Held, Scheme
 
 DESCRIPTION = """\
 Shows what the train net of a net or solver file holds on a device and what each test net adds, by purpose, in MiB,
-under three schemes: every net by itself, parameters shared, blobs shared by name. It needs neither data nor a device.
+under three schemes: every net by itself, parameters shared, blobs shared by name. It needs no data, and a GPU only to
+measure there.
 """
 
 EXAMPLE = """\
@@ -26,6 +28,7 @@ examples:
   blobmem footprint models/caffenet/solver.prototxt
   blobmem footprint models/caffenet/solver.prototxt --test-batch 50 250
   blobmem footprint models/resnet50/solver.prototxt --measure
+  blobmem footprint models/caffenet/solver.prototxt --measure --device cuda
   blobmem footprint models/lenet/train_val.prototxt --json footprint.json
 
 A solver file counts the solver's state too; a net file has no solver.
@@ -63,8 +66,17 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="also run one training and one test iteration per scheme on a simulated device, which counts but does no "
-        "arithmetic, and fail if a byte differs",
+        help="also run one training and one test iteration per scheme, and fail if a byte differs; a simulated device "
+        "counts but does no arithmetic, of a GPU what its driver and NVML say is shown beside",
+    )
+    parser.add_argument(
+        "--device",
+        dest="measured_on",
+        type=options.simulated_or_cuda,
+        default="simulated",
+        metavar="DEVICE",
+        help="whose workspaces count: simulated (the default), or cuda or cuda:N, a GPU; where there is none, those "
+        "that the algorithms chosen for an H200 take",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="write bytes as JSON; - writes that and nothing else to the output"
@@ -85,6 +97,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         test_batches=args.test_batch,
         input_shapes=dict(args.input_shape),
         measured=args.measure,
+        make_device=_device_maker(args.measured_on, args.measure),
     )
     if args.json:
         write_json(args.json, _json(args.model, schemes))
@@ -94,6 +107,25 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if wrong:
         output.error("prediction and measurement differ: " + "; ".join(wrong))
     return 1 if wrong else 0
+
+
+def _device_maker(word: str, measured: bool) -> Callable[[], Device] | None:
+    """What makes a device of that word, or one that predicts for it. DeviceError without a GPU to be measured."""
+    if word == "simulated":
+        return None
+    from blobmem.devices.cuda import context
+    from blobmem.devices.cuda.device import CudaDevice
+    from blobmem.devices.cuda.predicted import PredictedCuda
+    from blobmem.errors import DeviceError
+
+    ordinal = int(word.partition(":")[2] or 0)
+    try:
+        context.count()
+    except DeviceError:
+        if measured:
+            raise
+        return PredictedCuda
+    return lambda: CudaDevice(ordinal)
 
 
 def write_json(target: str, values: Any) -> None:
@@ -122,6 +154,9 @@ def _show(model: Path, schemes: Mapping[str, Scheme], output: Output) -> None:
     output.say()
     _beside(schemes, output)
     output.say()
+    if any(scheme.cards for scheme in schemes.values()):
+        _cards(schemes, output)
+        output.say()
     for name, meaning in LEGEND.items():
         output.say(f"{name}: {meaning}")
     if schemes["blobs"].tests:
@@ -170,6 +205,22 @@ def _beside(schemes: Mapping[str, Scheme], output: Output) -> None:
             rows.append([f"{name} {held.batch}", *cells])
     columns = ["net, batch", "host", "rounding", "input buffers"]
     output.table("Beside it, in MiB: host side, rounding to chunks of 2 MiB, device input buffers", columns, rows)
+
+
+def _cards(schemes: Mapping[str, Scheme], output: Output) -> None:
+    """Print what was in use on the card before and after each net's first iteration."""
+    from blobmem.cli.output import mib
+
+    rows: list[Row] = []
+    for scheme in schemes.values():
+        rows.append(scheme.name)
+        names = ["  before", f"  train {scheme.train.batch}", *(f"+ test {held.batch}" for held in scheme.tests)]
+        for name, card in zip(names, scheme.cards, strict=True):
+            nvml = "-" if card.nvml is None else mib(card.nvml)
+            rows.append([name, mib(card.held), mib(card.mapped), mib(card.driver), nvml, mib(card.others)])
+    columns = ["after", "ours", "in chunks", "driver", "NVML", "not ours"]
+    title = "In use on the card, in MiB: ours, and as the driver and NVML say; not ours: CUDA's context and libraries"
+    output.table(title, columns, rows)
 
 
 def _reductions(schemes: Mapping[str, Scheme], output: Output) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -51,15 +52,37 @@ def positive(text: str) -> int:
     return value
 
 
-def device(text: str) -> Device:
-    """A device from its word."""
-    from blobmem import devices
-    from blobmem.errors import DeviceError
+def nbytes(text: str) -> int:
+    """A number of bytes of at least 1, with a unit or without."""
+    from blobmem.devices import parse_bytes
 
     try:
-        return devices.get(text)
-    except DeviceError as error:
+        value = parse_bytes(text)
+    except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least one byte, got '{text}'")
+    return value
+
+
+def simulated_or_cuda(text: str) -> str:
+    """simulated, cuda or cuda:N."""
+    if not re.fullmatch(r"simulated|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"expected simulated, cuda or cuda:N, got '{text}'")
+    return text
+
+
+def make_device(args: argparse.Namespace) -> Device:
+    """The device that a command line asks for. DeviceError if there is none such."""
+    from blobmem import devices
+
+    return devices.get(
+        args.device,
+        args.device_memory,
+        reserve=args.device_reserve,
+        math=args.math,
+        deterministic=args.deterministic,
+    )
 
 
 def input_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -78,14 +101,25 @@ def paths(text: str) -> list[Path]:
 
 
 def add_device(parser: Any) -> None:
-    """--device."""
+    """--device and what belongs to it."""
     parser.add_argument(
         "--device",
-        type=device,
         default="cpu",
         metavar="DEVICE",
-        help="where to compute: cpu (the default), simulated, or simulated:BYTES, a device of that capacity made of "
-        "host memory (simulated:8GiB shows whether it would fit in 8 GiB)",
+        help="where to compute: cpu (the default), cuda or cuda:N, a GPU, simulated, or simulated:BYTES, a device of "
+        "that capacity made of host memory (simulated:8GiB shows whether it would fit in 8 GiB)",
+    )
+    parser.add_argument("--device-memory", type=nbytes, metavar="BYTES", help="most bytes to hold there, as in 8GiB")
+    parser.add_argument(
+        "--device-reserve", type=nbytes, metavar="BYTES", help="bytes of a GPU to leave free for others"
+    )
+    parser.add_argument(
+        "--math",
+        choices=("fp32", "tf32"),
+        help="of a GPU: fp32 (the default, as Caffe), or tf32 for faster, less exact products and convolutions",
+    )
+    parser.add_argument(
+        "--deterministic", action="store_true", help="only use algorithms of a GPU that give the same bits in every run"
     )
 
 

@@ -8,15 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from blobmem.data.database import Reader, open_records
-from blobmem.data.datum import Misfit, RecordError, Shape, dims, parse, unpack, unusable
+from blobmem.data.database import Reader, Records, open_records
+from blobmem.data.datum import Misfit, RecordError, Shape, dims, holds_bytes, parse, unpack, unusable
 from blobmem.data.lmdb_tree import Item
 from blobmem.data.source import Damaged
-from blobmem.data.transform import Choice, Transformer, random_words
+from blobmem.data.transform import Choice, Transformer, random_array, random_words
 from blobmem.errors import NetError
 
 _BLOCK = 2**16  # elements that are converted together: large enough for speed, small enough for a cache
 _NO_CHOICE: Choice = (0, 0, 0, 0)
+
+
+class NotBytes(Exception):
+    """A record holds numbers that are no bytes."""
 
 
 class BatchLoader:
@@ -53,42 +57,67 @@ class BatchLoader:
 
     def shape(self, position: int) -> Shape:
         """The shape of the item at `position`. Raises NetError naming its record if that is bad."""
+        return self.transformer.crop_of(self.record(position)[0])
+
+    def record(self, position: int) -> tuple[Shape, bool]:
+        """The shape of the record at `position`, and whether its values are bytes. Raises NetError as `shape` does."""
         with self._reader(position, 1) as reader:
             for run, (key, value) in enumerate(self._items(reader, position), 1):
                 try:
-                    shape, pixels = unpack(_datum(value), self.transformer.color)
+                    datum = _datum(value)
+                    shape, pixels = unpack(datum, self.transformer.color)
                     if self._damaged is not None:
                         pixels()  # `load` takes another record where this fails
-                    return self.transformer.output_shape(shape)
+                    self.transformer.output_shape(shape)
+                    return shape, holds_bytes(datum)
                 except RecordError as error:
                     self._leave_out(key, error, run, reader)
         raise AssertionError("a reader's records have no end")
 
-    def load(self, position: int, seed: int, data: np.ndarray, labels: np.ndarray | None = None) -> None:
+    def load(
+        self,
+        position: int,
+        seed: int,
+        data: np.ndarray,
+        labels: np.ndarray | None = None,
+        cuts: np.ndarray | None = None,
+    ) -> None:
         """Fill `data` (items, channels, height, width) and `labels` (items,) from the records at `position` on.
 
-        Raises NetError naming the record that is damaged or of another shape; `data` then holds the items before it.
+        With `cuts` (items, 3), `data` takes bytes as they are in the records, and `cuts` says what is to become of
+        them (`Transformer.cut`). Raises NetError naming the record that is damaged or of another shape; `data` then
+        holds the items before it. Raises NotBytes where bytes are wanted and a record has none.
         """
         count, item = len(data), data.shape[1:]
         block = max(1, _BLOCK * count // max(data.size, 1))
         transformer = self.transformer
-        choices = random_words(seed, self._name, position, count) if transformer.random else None
         found: list[int] = []  # labels, one for each place that is filled
-        done = 0
         with self._reader(position, count) as reader:
-            for number, (key, value) in enumerate(self._items(reader, position), 1):
+            if cuts is not None:
+                found = self._load_plain(reader, position, seed, data, cuts)
+            done = plain = len(found)
+            choices = random_words(seed, self._name, position, count) if transformer.random and plain < count else None
+            items = self._items(reader, position + plain) if plain < count else ()
+            for number, (key, value) in enumerate(items, plain + 1):
                 filled = len(found)
                 try:
                     label, values = self._unpack(value, item)
+                    if cuts is not None and values.dtype != np.uint8:
+                        raise NotBytes
                 except RecordError as error:
                     self._leave_out(key, error, number - filled, reader)
                     continue
                 # one place, or several after records that were left out
                 for place in range(filled, number if number < count else count):
-                    transformer.place(values, data[place], _NO_CHOICE if choices is None else choices[place])
+                    choice = _NO_CHOICE if choices is None else choices[place]
+                    if cuts is None:
+                        transformer.place(values, data[place], choice)
+                    else:
+                        cuts[place] = transformer.cut(values, data[place], choice)
                     found.append(label)
                 if len(found) - done >= block or len(found) == count:
-                    transformer.finish(data[done : len(found)])
+                    if cuts is None:
+                        transformer.finish(data[done : len(found)])
                     done = len(found)
                     if done == count:
                         break
@@ -96,6 +125,23 @@ class BatchLoader:
             labels[...] = found
 
     # ---------------------------------------------------------------- the parts
+
+    def _load_plain(self, reader: Reader, position: int, seed: int, data: np.ndarray, cuts: np.ndarray) -> list[int]:
+        """Fill the first places of a batch of bytes, up to the first record that is not plain; the labels."""
+        if not isinstance(reader, Records):
+            return []
+        # imported late: `import blobmem` must not wait for the compiler
+        from blobmem.data.plain import Placer
+
+        words = random_array(seed, self._name, position, len(data) if self.transformer.random else 0)
+        placer = Placer(self.transformer, data, cuts, words)
+        # what is wrong comes again, and is told, when the record is read by itself
+        with contextlib.suppress(NetError):
+            for run in reader.runs(position):
+                if not placer.place(*run):
+                    break
+        labels: list[int] = placer.labels[: placer.done].tolist()
+        return labels
 
     @contextlib.contextmanager
     def _reader(self, position: int, count: int) -> Iterator[Reader]:

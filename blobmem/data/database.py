@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from blobmem.data.datum import RecordError
 from blobmem.data.lmdb_file import DATA_FILE, LmdbFile
-from blobmem.data.lmdb_tree import Item, Leaves
+from blobmem.data.lmdb_tree import Item, Leaves, Run
 from blobmem.errors import NetError
 
 Kind = Literal["LMDB", "LEVELDB"]
@@ -97,6 +97,18 @@ class Records:
             for item in leaves.records(self._index - leaves.first):
                 self._index += 1
                 yield item
+            self._seek(self._index % len(self))
+
+    def runs(self, position: int) -> Iterator[Run]:
+        """The values from `position` on, those that lie together together; ends before one that is damaged."""
+        self._seek(position % len(self))
+        while True:
+            leaves = self._leaves
+            for run in leaves.runs(self._index - leaves.first):
+                self._index += len(run[1])
+                yield run
+            if self._index < leaves.first + leaves.count:
+                return
             self._seek(self._index % len(self))
 
     def read(self, position: int, count: int) -> Iterator[tuple[bytes, bytes]]:

@@ -61,6 +61,11 @@ def unpack(datum: Any, color: images.Color = None) -> tuple[Shape, Pixels]:
     return shape, lambda: np.array(datum.float_data, dtype=np.float32).reshape(shape)
 
 
+def holds_bytes(datum: Any) -> bool:
+    """Whether the values that `unpack` gives are bytes."""
+    return bool(datum.encoded or datum.data)
+
+
 def _unpack_image(data: bytes, color: images.Color) -> tuple[Shape, Pixels]:
     try:
         image = images.CompressedImage(data, color)

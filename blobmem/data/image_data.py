@@ -8,11 +8,12 @@ from typing import TypeVar
 import numpy as np
 
 from blobmem.data.datum import Misfit, RecordError, Shape, dims, unusable
+from blobmem.data.feed import ImageBatches
 from blobmem.data.image_list import Entry, ImageList, open_image, pixels_of
 from blobmem.data.images import Color, CompressedImage
 from blobmem.data.options import first_position, place_of, stated_item
 from blobmem.data.order import Orders
-from blobmem.data.source import Batched, Damaged
+from blobmem.data.source import Damaged
 from blobmem.data.transform import Choice, Transformer, random_words
 from blobmem.errors import NetError
 from blobmem.layers.base import TRAIN, register_layer
@@ -22,7 +23,7 @@ _T = TypeVar("_T")
 
 
 @register_layer
-class ImageData(Batched):
+class ImageData(ImageBatches):
     """Images (batch, channels, height, width) and, with a second top, labels (batch,), in the list's order or shuffled.
 
     A batch of 1 takes the size of each image, unless new_height and new_width or a crop give all one size.
@@ -47,52 +48,64 @@ class ImageData(Batched):
         position = first_position(self, options.rand_skip)
         stated = self.context.input_shapes.get(self.param.top[0])
         if stated is None:
-            item = self._shape_at(position, self.context.state.seed)
+            record = self._record_at(position, self.context.state.seed)
+            item = self.transformer.crop_of(record)
         else:
-            resized = bool(self.size[0]) and len(stated) == 3
-            item = stated_item(self, self.transformer, (stated[0], *self.size) if resized else stated)
+            stated = (stated[0], *self.size) if self.size[0] and len(stated) == 3 else stated
+            item = stated_item(self, self.transformer, stated)
+            record = stated[0], stated[1], stated[2]
         batch: int = options.batch_size
         same = batch != 1 or stated is not None or bool(self.size[0] or self.transformer.crop)
-        shapes = [(batch, *item), (batch,)][: len(top)]
-        self.start(batch, shapes, position=position, prefetch=self.param.data_param.prefetch, varies=not same)
+        prefetch: int = self.param.data_param.prefetch
+        self.start_images(batch, item, record, position=position, prefetch=prefetch, varies=not same)
 
-    def load(self, position: int, seed: int, arrays: Sequence[np.ndarray]) -> None:
-        transformer, data = self.transformer, arrays[0]
+    def load_images(
+        self, position: int, seed: int, data: np.ndarray, labels: np.ndarray | None, cuts: np.ndarray | None
+    ) -> None:
+        transformer = self.transformer
         choices = random_words(seed, self.name, position, len(data)) if transformer.random else []
         for index, out in enumerate(data):
-            label = self._place(position + index, seed, out, choices[index] if choices else (0, 0, 0, 0))
-            transformer.finish(data[index : index + 1])
-            if len(arrays) > 1:
-                arrays[1][index] = label
+            cut = None if cuts is None else cuts[index]
+            label = self._place(position + index, seed, out, cut, choices[index] if choices else (0, 0, 0, 0))
+            if labels is not None:
+                labels[index] = label
 
     def shapes(self, position: int, seed: int) -> Sequence[tuple[int, ...]]:
-        return [(1, *self._shape_at(position, seed)), (1,)][: len(self.param.top)]
+        item = self.transformer.crop_of(self._record_at(position, seed))
+        return [(1, *item), (1,)][: len(self.param.top)]
 
     # ---------------------------------------------------------------- the parts
 
-    def _place(self, position: int, seed: int, out: np.ndarray, choice: Choice) -> int:
-        """Fill one item; its label."""
+    def _place(self, position: int, seed: int, out: np.ndarray, cut: np.ndarray | None, choice: Choice) -> int:
+        """Fill one item, or with `cut` its bytes; its label."""
 
         def place(image: CompressedImage, entry: Entry) -> int:
-            made = self._item(image)
+            made = self.transformer.output_shape(self._record_of(image))
             if made != out.shape:
                 raise Misfit(
                     f"it makes an item of {dims(made)}, and the batch has {dims(out.shape)}: only images of one size "
                     "fit into a batch of more than 1 (new_height and new_width, or crop_size, make them so)"
                 )
-            self.transformer.place(pixels_of(image, *self.size), out, choice)
+            pixels = pixels_of(image, *self.size)
+            if cut is not None:
+                cut[...] = self.transformer.cut(pixels, out, choice)
+            else:
+                self.transformer.place(pixels, out, choice)
+                self.transformer.finish(out[np.newaxis])
             return entry.label
 
         return self._first_good(position, seed, place)
 
-    def _shape_at(self, position: int, seed: int) -> Shape:
-        """The shape of the item at a position, as it will be."""
+    def _record_at(self, position: int, seed: int) -> Shape:
+        """The shape of the image at a position, resized if it will be, of which an item can be made."""
 
         def shape(image: CompressedImage, _: Entry) -> Shape:
             if self.context.skip_damaged:
                 # damage beyond the header makes another image take its place
                 pixels_of(image)
-            return self._item(image)
+            record = self._record_of(image)
+            self.transformer.output_shape(record)
+            return record
 
         return self._first_good(position, seed, shape)
 
@@ -115,12 +128,10 @@ class ImageData(Batched):
         epoch, index = divmod(position, len(images))
         return images[int(self._orders.order(seed, epoch, len(images))[index]) if self.shuffle else index]
 
-    def _item(self, image: CompressedImage) -> Shape:
-        """The shape of the item that an image makes. Raises RecordError if it makes none."""
+    def _record_of(self, image: CompressedImage) -> Shape:
+        """The shape of an image, resized if it will be."""
         channels, height, width = image.shape
-        if self.size[0]:
-            height, width = self.size
-        return self.transformer.output_shape((channels, height, width))
+        return (channels, *self.size) if self.size[0] else (channels, height, width)
 
     def _images(self) -> ImageList:
         """The list, read at first use. Raises NetError naming the layer."""

@@ -11,11 +11,10 @@ import numpy as np
 
 from blobmem.data.batches import BatchLoader
 from blobmem.data.database import MARK_FILE, kind_of
-from blobmem.data.datum import Shape
+from blobmem.data.feed import ImageBatches
 from blobmem.data.lmdb_file import DATA_FILE
 from blobmem.data.mnist import DATABASES
 from blobmem.data.options import first_position, place_of, stated_item
-from blobmem.data.source import Batched
 from blobmem.data.transform import Transformer
 from blobmem.layers.base import TRAIN, register_layer
 from blobmem.memory.blob import Blob
@@ -25,7 +24,7 @@ log = logging.getLogger("blobmem")
 
 
 @register_layer
-class Data(Batched):
+class Data(ImageBatches):
     """Images (batch, channels, height, width) and, with a second top, labels (batch,), in the database's order.
 
     Attributes:
@@ -43,25 +42,31 @@ class Data(Batched):
         first = first_position(self, options.rand_skip)
         stated = self.context.input_shapes.get(self.param.top[0])
         # a stated shape stands in for a database that may be absent, and then holds for all its records
-        item = stated_item(self, self.transformer, stated) if stated is not None else self._open().shape(first)
-        self.start(
+        if stated is None:
+            record, holds_bytes = self._open().record(first)
+            item = self.transformer.crop_of(record)
+        else:
+            item, holds_bytes = stated_item(self, self.transformer, stated), True
+            record = stated[0], stated[1], stated[2]
+        self.start_images(
             batch,
-            self._shapes_of(item, batch),
+            item,
+            record,
+            holds_bytes=holds_bytes,
             position=first,
             prefetch=options.prefetch,
             varies=batch == 1 and stated is None,
         )
 
-    def load(self, position: int, seed: int, arrays: Sequence[np.ndarray]) -> None:
-        self._open().load(position, seed, *arrays)
+    def load_images(
+        self, position: int, seed: int, data: np.ndarray, labels: np.ndarray | None, cuts: np.ndarray | None
+    ) -> None:
+        self._open().load(position, seed, data, labels, cuts)
 
     def shapes(self, position: int, seed: int) -> Sequence[tuple[int, ...]]:
-        return self._shapes_of(self._open().shape(position), 1)
+        return [(1, *self._open().shape(position)), (1,)][: len(self.param.top)]
 
     # ---------------------------------------------------------------- the parts
-
-    def _shapes_of(self, item: Shape, batch: int) -> list[tuple[int, ...]]:
-        return [(batch, *item), (batch,)][: len(self.param.top)]
 
     def _open(self) -> BatchLoader:
         """The loader of this layer's database, opened at first use. Raises NetError saying what to do."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+import numpy as np
+
 from blobmem.data.datum import RecordError
 from blobmem.data.lmdb_file import BRANCH, HEADER, LEAF, LmdbFile
 
 Item = tuple[bytes, bytes | RecordError]
 """Key and value of a record; where that is damaged, what is wrong with it."""
+
+Run = tuple[np.ndarray, np.ndarray]
+"""Bytes, and where in them values of records begin and end, (values, 2)."""
 
 _NODE = struct.Struct("<HHHH")
 _NUMBER = struct.Struct("<Q")
@@ -87,6 +92,24 @@ class Leaves:
                 yield key, self._big_value(_NUMBER.unpack_from(page, value_start)[0], size)
             else:
                 yield key, self._damage()
+
+    def runs(self, start: int) -> Iterator[Run]:
+        """The values of this leaf's records from its record `start` on, as far as none is damaged."""
+        # imported late: reading alone must not wait for the compiler
+        from blobmem.data.plain import plain_values
+
+        page = np.frombuffer(self._page, np.uint8)
+        while start < self.count:
+            places = np.empty((self.count - start, 2), np.int64)
+            found = plain_values(page, start, places)
+            if found:
+                yield page, places[:found]
+            else:
+                (_, value), found = next(self.records(start)), 1
+                if isinstance(value, RecordError):
+                    return
+                yield np.frombuffer(value, np.uint8), np.array([[0, len(value)]])
+            start += found
 
     def _big_value(self, number: int, size: int) -> bytes | RecordError:
         try:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from blobmem.data.prefetch_batch import Shape
+from blobmem.data.prefetch_batch import Batch, Shape, Spec, specs
 from blobmem.data.prefetch_line import Line, Load, Shapes
+from blobmem.devices import Event
 
 
 class Prefetcher:
@@ -63,7 +64,8 @@ class Prefetcher:
         Raises what `load` raised for this batch, which is made anew when it is asked for again.
         """
         start = time.perf_counter()
-        batch = self._line.get(position, seed, arrays)
+        wanted = specs(arrays)
+        batch = self._line.get(position, seed, wanted)
         if batch is None:
             self._load()(position, seed, arrays)
         self.waited += time.perf_counter() - start
@@ -71,7 +73,35 @@ class Prefetcher:
             for array, made in zip(arrays, batch.arrays, strict=True):
                 np.copyto(array, made)
         self.batches += 1
-        self._line.go_on(batch, position + self._step, seed, arrays)
+        self._line.go_on(batch, position + self._step, seed, wanted)
+
+    def lend(self, position: int, seed: int, wanted: Sequence[Spec]) -> Batch:
+        """The batch at `position`, of arrays like these, in place of a copy; `take_back` or `pass_over` comes next.
+
+        Its buffer is a `LockableBuffer`. Raises what `load` raised, as `take` does.
+        """
+        start = time.perf_counter()
+        self._line.lend_pages()
+        batch = self._line.get(position, seed, wanted)
+        if batch is None:
+            batch = self._line.spare(position, seed, wanted)
+            try:
+                self._load()(position, seed, batch.arrays)
+            except BaseException:
+                self._line.put_back(batch.buffer)
+                raise
+        self.waited += time.perf_counter() - start
+        return batch
+
+    def take_back(self, batch: Batch, busy: Event) -> None:
+        """The lent batch is behind; its memory is free from the event on."""
+        self.batches += 1
+        self._line.go_on(batch, batch.position + self._step, batch.seed, specs(batch.arrays), busy)
+
+    def pass_over(self, position: int, seed: int, wanted: Sequence[Spec]) -> None:
+        """The batch at `position`, which `lend` could not give, is behind: somebody else has made it."""
+        self.batches += 1
+        self._line.go_on(None, position + self._step, seed, wanted)
 
     def next_shapes(self, position: int, seed: int) -> Sequence[Shape]:
         """The shapes of the batch at `position`, which stays where it is. Raises what `shapes` and `load` raise."""

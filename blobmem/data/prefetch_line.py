@@ -6,18 +6,17 @@ lacking whenever passes keep waiting, within the limits.
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
 import time
 import traceback
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from blobmem.data.prefetch_batch import Batch, Buffer, Shape, Spec, spec_bytes, specs
+from blobmem.data.prefetch_batch import Batch, Buffer, LockableBuffer, Shape, Spec, spec_bytes, specs
+from blobmem.data.prefetch_exit import end_with_process
+from blobmem.devices import Event
 from blobmem.ops.host.parallel import num_threads
 
 Load = Callable[[int, int, Sequence[np.ndarray]], None]
@@ -28,8 +27,6 @@ Shapes = Callable[[int, int], Sequence[Shape]]
 
 MOST_BYTES = 256 * 2**20
 """The most that one source keeps in buffers, unless one batch is more."""
-
-_EXIT_SECONDS = 2.0  # that the end of the process waits for batches in the making, all sources together
 
 
 class Line:
@@ -55,9 +52,10 @@ class Line:
         self._most_threads, self._name = threads, name
         self._specs: list[Spec] = []  # of the batch taken last
         self._buffers = 1
+        self._new_buffer: type[Buffer] = Buffer
         self._stopped = False
         self._begin()
-        _lines.add(self)
+        end_with_process(self)
 
     def _begin(self) -> None:
         # reentrant: `stop` may run in a garbage collection of the thread that holds it
@@ -65,6 +63,7 @@ class Line:
         self._threads: list[threading.Thread] = []
         self._queue: deque[Batch] = deque()
         self._free: list[Buffer] = []
+        self._lent: deque[tuple[Event, Buffer]] = deque()  # that a device reads until the event, the oldest first
         self._next: tuple[int, int] | None = None  # position and seed that follow on what was taken last
         self._running = 0  # parts being made
         self._idle = False  # a thread has lately found nothing to do
@@ -74,15 +73,40 @@ class Line:
     def nbytes(self) -> int:
         """Bytes in buffers."""
         with self._changed:
-            return sum(buffer.raw.nbytes for buffer in (*self._free, *(batch.buffer for batch in self._queue)))
+            return sum(buffer.raw.nbytes for buffer in self._all_buffers())
+
+    def _all_buffers(self) -> list[Buffer]:
+        return [*self._free, *(batch.buffer for batch in self._queue), *(buffer for _, buffer in list(self._lent))]
 
     # ---------------------------------------------------------------- the taking side
 
-    def get(self, position: int, seed: int, arrays: Sequence[np.ndarray]) -> Batch | None:
-        """The batch for these arrays, finished; None where there is none, and the taker has to make it."""
+    def lend_pages(self) -> None:
+        """Make batches, from now on, in memory that a device may lock and read after they are taken back."""
+        with self._changed:
+            if self._new_buffer is not LockableBuffer:
+                self._flush()
+                self._free.clear()
+                self._new_buffer = LockableBuffer
+
+    def spare(self, position: int, seed: int, wanted: Sequence[Spec]) -> Batch:
+        """A batch for the taker to make, outside the line."""
+        batch = Batch(position, seed, self._buffer(), wanted[0][0][0], 0)
+        batch.arrays = batch.buffer.arrays(wanted)
+        return batch
+
+    def put_back(self, buffer: Buffer) -> None:
+        """Take back a buffer whose batch came to nothing."""
+        with self._changed:
+            self._free.append(buffer)
+
+    def _buffer(self) -> Buffer:
+        return self._free.pop() if self._free else self._new_buffer()
+
+    def get(self, position: int, seed: int, wanted: Sequence[Spec]) -> Batch | None:
+        """The batch of arrays like these, finished; None where there is none, and the taker has to make it."""
         with self._changed:
             batch = self.peek(position, seed)
-            if batch is not None and batch.error is None and specs(batch.arrays) == specs(arrays):
+            if batch is not None and batch.error is None and specs(batch.arrays) == list(wanted):
                 return self._queue.popleft()
             self._flush()
         if batch is not None and batch.error is not None:
@@ -100,14 +124,24 @@ class Line:
                 self._changed.wait_for(lambda: not batch.pending or self._stopped)
             return None if batch.pending else batch
 
-    def go_on(self, batch: Batch | None, position: int, seed: int, arrays: Sequence[np.ndarray]) -> None:
-        """Take `batch` back; what comes next will be that of `position`, so make ahead from there."""
+    def go_on(
+        self, batch: Batch | None, position: int, seed: int, wanted: Sequence[Spec], busy: Event | None = None
+    ) -> None:
+        """Take `batch` back; what comes next will be that of `position`, so make ahead from there.
+
+        Until the event `busy`, a device still reads the batch.
+        """
+        self._specs = list(wanted)
+        self._reclaim(self._most_lent() - 1)
         with self._changed:
             # one take alone does not make a stream
             streaming = self._next == (position - self._step, seed)
-            self._next, self._specs = (position, seed), specs(arrays)
+            self._next = position, seed
             if batch is not None:
-                self._free.append(batch.buffer)
+                if busy is None:
+                    self._free.append(batch.buffer)
+                else:
+                    self._lent.append((busy, batch.buffer))
                 self._late = self._late + 1 if batch.late else 0
                 if self._late > 1:
                     self._grow()
@@ -122,9 +156,25 @@ class Line:
             self._have_threads(len(self._threads) + 1)
         self._idle = False
 
+    def _reclaim(self, most: int) -> None:
+        """Take back the buffers that no device reads any more; if more than `most` are still read, wait for some."""
+        while self._lent and (len(self._lent) > most or self._lent[0][0].done):
+            # outside the lock, so that nobody else waits
+            self._lent[0][0].synchronize()
+            with self._changed:
+                self._free.append(self._lent.popleft()[1])
+
+    def _fitting(self) -> int:
+        """The number of batches that may take up memory."""
+        return max(1, MOST_BYTES // max(sum(map(spec_bytes, self._specs)), 1))
+
+    def _most_lent(self) -> int:
+        # in two, the copy of one batch may wait for the device while the next one is handed over
+        return 2 if self._fitting() > 2 else 1
+
     def _most_buffers(self) -> int:
-        nbytes = sum(map(spec_bytes, self._specs))
-        return min(self._depth, max(1, MOST_BYTES // max(nbytes, 1)))
+        lent = self._most_lent() if self._new_buffer is LockableBuffer else 0
+        return min(self._depth, max(1, self._fitting() - lent))
 
     def _open(self) -> None:
         """Put batches in line until they have all the buffers."""
@@ -133,7 +183,7 @@ class Line:
         items = self._specs[0][0][0]
         parts = max(1, min(len(self._threads), items)) if self._divisible else 1
         while len(self._queue) < self._buffers:
-            buffer = self._free.pop() if self._free else Buffer()
+            buffer = self._buffer()
             batch = Batch(position + self._step * len(self._queue), seed, buffer, items, parts)
             if self._shapes is None:
                 batch.arrays = buffer.arrays(self._specs)
@@ -216,6 +266,7 @@ class Line:
 
     def forget_threads(self) -> None:
         """In a forked child: they stayed behind in the parent, and so did whoever held the lock."""
+        self._left = self._all_buffers()  # kept: what a device has locked there must not be unlocked here
         self._begin()
 
 
@@ -232,29 +283,3 @@ def _let_go(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-# ---------------------------------------------------------------- the process
-
-
-_lines: weakref.WeakSet[Line] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for line in _lines:
-        line.forget_threads()
-
-
-@atexit.register
-def _at_exit() -> None:
-    """Let threads finish what they are at: cut off within a library's call they may take the process along."""
-    lines = list(_lines)
-    for line in lines:
-        line.stop()
-    deadline = time.monotonic() + _EXIT_SECONDS
-    for line in lines:
-        line.join(deadline)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

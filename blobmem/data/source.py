@@ -11,6 +11,7 @@ import numpy as np
 
 from blobmem.data.prefetch import Prefetcher
 from blobmem.data.prefetch_batch import Shape
+from blobmem.data.prefetch_line import Load, Shapes
 from blobmem.errors import NetError
 from blobmem.layers.source import Source
 from blobmem.memory.blob import Blob
@@ -54,8 +55,13 @@ class Batched(Source):
         self.position = position
         self.top_shapes = list(top_shapes)
         self.varies = varies
-        shapes = self.shapes if varies else None
-        self._batches = Prefetcher(self.load, batch, prefetch, shapes=shapes, divisible=self.divisible, name=self.name)
+        self._prefetch = prefetch
+        self._batches = self._prefetcher(self.load, self.shapes)
+
+    def _prefetcher(self, load: Load, shapes: Shapes) -> Prefetcher:
+        known = shapes if self.varies else None
+        divisible, name = self.divisible, self.name
+        return Prefetcher(load, self.batch, self._prefetch, shapes=known, divisible=divisible, name=name)
 
     # ---------------------------------------------------------------- for subclasses to write
 
@@ -80,8 +86,11 @@ class Batched(Source):
     def prepare(self, top: Sequence[Blob]) -> None:
         """Give the tops the shapes of the next batch, which stays where it is."""
         if self.varies:
-            self.top_shapes = list(self._batches.next_shapes(self.position, self.context.state.seed))
+            self.top_shapes = list(self._next_shapes())
             self.reshape((), top)
+
+    def _next_shapes(self) -> Sequence[Shape]:
+        return self._batches.next_shapes(self.position, self.context.state.seed)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         yield call(self._take, *map(overwrite, top))

@@ -29,14 +29,21 @@ Fail = Callable[..., NetError]
 Choice = tuple[int, ...]
 """Four random numbers below 2^64, those of one item."""
 
+Cut = tuple[int, int, int]
+"""Where an item was cut out of its record, top and left, and 1 if its rows are to be turned round, else 0."""
+
 
 def random_words(seed: int, name: str, position: int, count: int) -> list[Choice]:
     """Four random numbers below 2^64 for each of `count` items from `position` on, whatever the batches.
 
     Philox4x64-10 (Salmon et al. 2011), whose key is a digest of seed and name and whose counter is the position.
     """
-    words = random_stream(seed, name, position).random_raw(4 * count)
-    return [tuple(four) for four in words.reshape(count, 4).tolist()]
+    return [tuple(four) for four in random_array(seed, name, position, count).tolist()]
+
+
+def random_array(seed: int, name: str, position: int, count: int) -> np.ndarray:
+    """`random_words` as a uint64 array (count, 4)."""
+    return random_stream(seed, name, position).random_raw(4 * count).reshape(count, 4)
 
 
 def random_stream(seed: int, name: str, low: int, high: int = 0) -> np.random.Philox:
@@ -64,7 +71,7 @@ class Transformer:
         self.scale = self.dtype.type(param.scale)
         self.random = self.mirror or (train and self.crop > 0)
         self.color: Color = "color" if param.force_color else "gray" if param.force_gray else None
-        self._random_crop = train
+        self.random_crop = train
         self._mean_file: str = param.mean_file
         self._mean_values = np.array(param.mean_value, dtype=self.dtype).reshape(-1, 1, 1)
         self._mean: np.ndarray | None = None
@@ -121,9 +128,30 @@ class Transformer:
         if self.scale != 1:
             np.multiply(out, self.scale, out=out)
 
+    def cut(self, values: np.ndarray, out: np.ndarray, choice: Choice = (0, 0, 0, 0)) -> Cut:
+        """Put into `out` those of a record's bytes that `place` uses, as they are; a device does the rest.
+
+        What is left to do: turn each row round if so said, subtract `mean`, multiply by `scale`.
+        """
+        window = self._window(values.shape, choice)
+        np.copyto(out, values[window])
+        return window[1].start, window[2].start, int(self.mirror) & choice[0]
+
+    def mean(self) -> np.ndarray | None:
+        """What is subtracted: the mean file's array, or mean_value's as (channels or 1, 1, 1); None for nothing."""
+        return self._mean_values if len(self._mean_values) else self.mean_image()
+
+    def mean_shape(self, record: Shape) -> Shape | None:
+        """The shape of `mean` for records of a shape, though its file be absent."""
+        if self._mean_file:
+            return record
+        return (len(self._mean_values), 1, 1) if len(self._mean_values) else None
+
     def _window(self, shape: tuple[int, ...], choice: Choice) -> tuple[slice, slice, slice]:
+        if not self.crop:
+            return (slice(None), slice(0, shape[1]), slice(0, shape[2]))
         spare = [length - self.crop for length in shape[1:]]
-        if self._random_crop:
+        if self.random_crop:
             top, left = (word % (room + 1) for word, room in zip(choice[1:3], spare, strict=True))
         else:
             top, left = (room // 2 for room in spare)

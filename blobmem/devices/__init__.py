@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from typing import Any
 
 from blobmem.devices.base import Device, Event, Statistics, Stream
 from blobmem.devices.host import HOST, HostDevice
@@ -21,6 +23,7 @@ __all__ = [
     "Stream",
     "default",
     "get",
+    "memory_info",
     "parse_bytes",
     "set_default",
     "set_device",
@@ -34,6 +37,8 @@ for _power, _letter in enumerate("KMGTP", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
     _UNITS[f"{_letter}IB"] = 1024**_power
 
+_gpus: dict[int, Device] = {}  # by ordinal: those that words stand for
+_gpus_lock = threading.Lock()
 _default: Device = HOST
 _switches = 0
 _accelerator: Device | str = "cuda"  # what `set_mode_gpu` stands for
@@ -56,28 +61,58 @@ def parse_bytes(text: str | int) -> int:
     return value
 
 
-def get(spec: str | Device) -> Device:
-    """The device that `spec` names: "cpu", "simulated", or "simulated:BYTES" as in "simulated:8GiB".
+def get(spec: str | Device, memory: int | None = None, **options: Any) -> Device:
+    """The device that `spec` names: "cpu", "cuda", "cuda:1", "simulated", or "simulated:BYTES" as in "simulated:8GiB".
 
-    A Device is returned as it is; each "simulated" is a new device. DeviceError for anything else.
+    A Device is returned as it is; each "simulated" is a new device, a GPU without options is always the same one.
+
+    Args:
+        memory: most bytes to hold there.
+        options: of `CudaDevice`: reserve, math, deterministic.
+
+    Raises DeviceError for anything else, and for a GPU that is not there or lacks its packages, saying what to do.
     """
     if isinstance(spec, Device):
         return spec
     kind, colon, rest = str(spec).partition(":")
+    options = {name: value for name, value in options.items() if value}
+    if options and kind != "cuda":
+        raise DeviceError(f"device {spec!r} has no {' and no '.join(options)}: that is for a GPU")
     if kind == "cpu" and not colon:
+        if memory is not None:
+            raise DeviceError("the cpu's memory cannot be limited; limit that of a device: simulated or cuda")
         return HOST
     if kind == "simulated":
         try:
             capacity = parse_bytes(rest) if colon else None
         except ValueError as error:
             raise DeviceError(f"device {spec!r}: {error}") from None
+        capacity = memory if capacity is None else min(capacity, memory or capacity)
         if capacity == 0:
             raise DeviceError(f"device {spec!r}: a device needs at least one byte; write for instance simulated:8GiB")
         return SimulatedDevice(capacity)
-    known = "cpu, simulated or simulated:BYTES (as in simulated:8GiB)"
-    if kind in ("cuda", "gpu"):
-        raise DeviceError(f"device {spec!r}: this version has no CUDA device yet; use {known}")
+    if kind == "cuda" and (not colon or rest.isdecimal()):
+        return _gpu(int(rest or 0), memory, options)
+    known = "cpu, cuda, cuda:N, simulated or simulated:BYTES (as in simulated:8GiB)"
     raise DeviceError(f"device {spec!r} is not known; use {known}")
+
+
+def _gpu(ordinal: int, memory: int | None, options: dict[str, Any]) -> Device:
+    from blobmem.devices.cuda.device import CudaDevice
+
+    if memory is not None or options:
+        return CudaDevice(ordinal, memory, **options)
+    with _gpus_lock:
+        if ordinal not in _gpus:
+            _gpus[ordinal] = CudaDevice(ordinal)
+        return _gpus[ordinal]
+
+
+def memory_info(ordinal: int = 0) -> tuple[int, int]:
+    """(free, total) bytes of a GPU's memory, whoever uses it. DeviceError if there is no such GPU."""
+    from blobmem.devices.cuda.context import Context
+
+    return Context.of(ordinal).memory_info()
 
 
 def default() -> Device:

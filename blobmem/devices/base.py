@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from blobmem.errors import OutOfDeviceMemory
+from blobmem.errors import DeviceError, OutOfDeviceMemory
 
 
 @dataclasses.dataclass
@@ -93,15 +95,21 @@ class Device(ABC):
         name: how messages call the device.
         is_host: True when there is no device side at all.
         compute: False when the device only counts, and no arithmetic may be asked of it.
+        family: whose ops compute on it (`blobmem.ops.registry.FAMILIES`).
         statistics: what it holds and has done.
+        of_thread: what others keep for each thread that uses the device.
+        faults: where kernels that have not finished when they return put bad values; None where all have.
     """
 
     name: str = "device"
     is_host: bool = False
     compute: bool = True
+    family: str = "host"
+    faults: Any = None
 
     def __init__(self) -> None:
         self.statistics = Statistics()
+        self.of_thread = threading.local()
         self._postponed: deque[Callable[[], None]] = deque()
 
     @abstractmethod
@@ -168,6 +176,25 @@ class Device(ABC):
     def as_array(self, address: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
         """An array object over device bytes that this device's ops compute on; DeviceError if `compute` is False."""
 
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Lock pages of the host, so that copies of them run at the link's speed; whether that was done.
+
+        Bytes whose pages are partly locked, or locked in two calls, cannot be copied in one.
+        """
+        return False
+
+    def unpin(self, address: int) -> None:
+        """Undo a `pin` that started there."""
+        raise DeviceError(f"{self.name} device: nothing is pinned at {address:#x}")
+
+    def compute_stream(self) -> Stream | None:
+        """The stream that this thread's ops are queued on; None where they have finished when they return."""
+        return None
+
+    def running(self) -> AbstractContextManager[object]:
+        """To be held during a run of ops."""
+        return _NOTHING
+
     def describe(self) -> dict[str, Any]:
         """What the device is, fact by fact, for people: what ends with _bytes is bytes, None is not known."""
         free, total = self.memory_info()
@@ -190,6 +217,9 @@ class Device(ABC):
             call()
 
 
+_NOTHING: AbstractContextManager[object] = nullcontext()
+
+
 def readable_bytes(nbytes: int) -> str:
     """`nbytes` for people: in MiB, or in bytes where that would round to nothing."""
     return f"{nbytes / 2**20:.1f} MiB" if abs(nbytes) >= 2**20 // 10 else f"{nbytes} bytes"
@@ -209,3 +239,20 @@ def out_of_memory(device: Device, requested: int, label: str, what: str, why: st
         f"{why}. Use smaller batches, share blobs between nets, or trim what is no longer needed"
     )
     return OutOfDeviceMemory(message, requested, free, total, holders)
+
+
+def host_bytes(array: Any, device: str) -> np.ndarray:
+    """The bytes of a contiguous host array, or of anything with a buffer, as uint8, in place.
+
+    DeviceError naming the device if they are not contiguous.
+    """
+    if not isinstance(array, np.ndarray):
+        return np.frombuffer(array, np.uint8)
+    if not array.flags.c_contiguous:
+        if not array.flags.f_contiguous:
+            raise DeviceError(
+                f"{device} device: cannot copy an array of shape {array.shape} and strides {array.strides} as it is "
+                f"not contiguous; copy through np.ascontiguousarray(array)"
+            )
+        array = array.T
+    return array if array.dtype == np.uint8 and array.ndim == 1 else array.reshape(-1).view(np.uint8)

@@ -8,9 +8,15 @@ from __future__ import annotations
 import functools
 import mmap
 import sys
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from blobmem.devices.base import Device
 
 PAGE = mmap.PAGESIZE
 HUGE = 2 << 20
@@ -63,13 +69,14 @@ class Pages:
 
     Attributes:
         reserved: bytes that the mapping really has.
+        pinned: bytes from 0 on that are page-locked for a device.
         buffer: the mapping itself; NumPy arrays created over it keep it alive, and it is never unmapped before.
 
     Raises:
         MemoryError: the system has no address space for `capacity_hint` bytes.
     """
 
-    __slots__ = ("__weakref__", "_advised", "buffer", "reserved")
+    __slots__ = ("__weakref__", "_advised", "_unpin", "buffer", "pinned", "reserved")
 
     def __init__(self, capacity_hint: int, reserve: int | None = None) -> None:
         least = round_up(max(capacity_hint, 1), PAGE)
@@ -78,7 +85,9 @@ class Pages:
             wanted = least
         self.buffer = _map(round_up(wanted, HUGE if wanted >= HUGE else PAGE), least)
         self.reserved = len(self.buffer)
+        self.pinned = 0
         self._advised = ""
+        self._unpin: Callable[[], object] = _nothing
 
     def use(self, nbytes: int) -> None:
         """Tell that the first `nbytes` bytes are in use, so that the kernel backs them with pages of a fitting size.
@@ -96,8 +105,29 @@ class Pages:
             except OSError:
                 return  # only advice: a kernel built without huge pages knows nothing of it
 
+    def pin(self, device: Device, nbytes: int) -> bool:
+        """Page-lock the first `nbytes` bytes in one piece, whatever was before; whether the device could.
+
+        Nothing may be in flight over them.
+        """
+        self.unpin()
+        nbytes, address = round_up(nbytes, PAGE), self.bytes(0, 1).ctypes.data
+        if not device.pin(address, nbytes):
+            return False
+        self.pinned = nbytes
+        # the mapping must not go before its lock does
+        self._unpin = weakref.finalize(self, device.when_idle, functools.partial(_unpin, device, address, self.buffer))
+        self._unpin.atexit = False
+        return True
+
+    def unpin(self) -> None:
+        """Undo `pin`, if it was done."""
+        self._unpin()
+        self._unpin, self.pinned = _nothing, 0
+
     def discard(self, start: int, stop: int) -> None:
         """Give the pages of bytes [start, stop) back to the system; these bytes, and no others, read zero after."""
+        self.unpin()  # a device would go on with the pages that it locked, and we with new ones
         low, high = round_up(start, PAGE), stop // PAGE * PAGE
         if low >= high or sys.platform != "linux":  # elsewhere MADV_DONTNEED does not promise zeros
             self.bytes(start, stop).fill(0)
@@ -112,6 +142,14 @@ class Pages:
 
 
 _EMPTY = np.empty(0, np.uint8)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _unpin(device: Device, address: int, buffer: mmap.mmap) -> None:
+    device.unpin(address)
 
 
 def _map(wanted: int, least: int) -> mmap.mmap:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from blobmem.devices.base import Device, Stream, out_of_memory, readable_bytes
+from blobmem.devices.base import Device, Stream, host_bytes, out_of_memory, readable_bytes
 from blobmem.devices.pages import HUGE, Pages, default_reservation, round_up
 from blobmem.devices.queues import SimulatedStream, Work
 from blobmem.errors import DeviceError
@@ -186,7 +186,7 @@ class SimulatedDevice(Device):
 
     def memcpy_htod(self, address: int, array: Any, stream: Stream | None = None) -> None:
         self._begin()
-        source = _host_bytes(array)
+        source = host_bytes(array, self.name)
         self._strike("memcpy_htod")
         with self._lock:
             allocation, offset = self._find(address, source.nbytes, "copy to")
@@ -198,7 +198,7 @@ class SimulatedDevice(Device):
 
     def memcpy_dtoh(self, array: Any, address: int, stream: Stream | None = None) -> None:
         self._begin()
-        target = _host_bytes(array)
+        target = host_bytes(array, self.name)
         if not target.flags.writeable:
             raise DeviceError("simulated device: cannot copy into a read-only host array; give one that is writable")
         self._strike("memcpy_dtoh")
@@ -367,17 +367,3 @@ def _nothing() -> None:
 
 def _scripted(scripted: bool) -> str:
     return "; fail_at asked for this failure" if scripted else ""
-
-
-def _host_bytes(array: Any) -> np.ndarray:
-    """The bytes of a contiguous host array, or of anything with a buffer, as uint8, in place."""
-    if not isinstance(array, np.ndarray):
-        return np.frombuffer(array, np.uint8)
-    if not array.flags.c_contiguous:
-        if not array.flags.f_contiguous:
-            raise DeviceError(
-                f"simulated device: cannot copy an array of shape {array.shape} and strides {array.strides} as it is "
-                f"not contiguous; copy through np.ascontiguousarray(array)"
-            )
-        array = array.T
-    return array if array.dtype == np.uint8 and array.ndim == 1 else array.reshape(-1).view(np.uint8)

@@ -90,6 +90,7 @@ class Layer:
         propagates: whether each bottom can take a gradient (the last entry stands for all further ones).
         dynamic: the tops' shapes depend on what is in the bottoms; see `resize`.
         rewinds: a forward pass that fails takes the layer back to the `state_dict` that it began with.
+        input_buffers: those of its internal arrays, by purpose, through which data comes to a device.
 
     Attributes:
         param: its LayerParameter.
@@ -109,6 +110,7 @@ class Layer:
     propagates: ClassVar[tuple[bool, ...]] = (True,)
     dynamic: ClassVar[bool] = False
     rewinds: ClassVar[bool] = False
+    input_buffers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, param: Any, context: Context | None = None) -> None:
         self.param = param
@@ -134,6 +136,13 @@ class Layer:
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         """Give tops and internal arrays their shapes, from the bottoms'; runs whenever these change."""
         raise NotImplementedError(f"layer type {self.type} does not say its shapes")
+
+    def find(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
+        """For dynamic layers: calls that find out what the tops' shapes depend on, into internal arrays.
+
+        They run in every forward pass, when the bottoms have their values, before `resize`.
+        """
+        return ()
 
     def resize(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         """For dynamic layers, whose `reshape` gives the largest shapes there can be: give the tops their true ones.

@@ -10,7 +10,6 @@ from blobmem.layers.base import Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, read
-from blobmem.ops.registry import table
 from blobmem.proto import caffe_pb2
 
 
@@ -155,21 +154,20 @@ class DetectionOutput(Layer):
             most = min(most, options.keep_top_k)
         top[0].reshape(1, 1, images * max(1, most), 7)
 
-    def resize(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        options, ops = self.param.detection_output_param, table("host")
-        offsets, scores, priors = (
-            blob.cpu_data().reshape(shape) for blob, shape in zip(bottom[:3], self.shapes, strict=True)
-        )
-        boxes, kept, counts = (self.internal[name].data for name in ("boxes", "kept", "counts"))
+    def find(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
+        options = self.param.detection_output_param
+        offsets, scores, priors = (read(blob, shape) for blob, shape in zip(bottom[:3], self.shapes, strict=True))
+        boxes, kept, counts = (self.internal[name] for name in ("boxes", "kept", "counts"))
         variances = not options.variance_encoded_in_target
-        ops["decode_boxes"](offsets, priors, boxes, code=self.code, variances=variances)
-        ops["suppress_boxes"](boxes, scores, kept, **self.attributes)
-        ops["best_boxes"](scores, kept, counts, most=max(-1, options.keep_top_k))
-        found = int(counts.sum())
-        top[0].reshape(1, 1, found or len(counts), 7)
+        yield call("decode_boxes", offsets, priors, overwrite(boxes), code=self.code, variances=variances)
+        yield call("suppress_boxes", read(boxes), scores, overwrite(kept), **self.attributes)
+        yield call("best_boxes", scores, read(kept), overwrite(counts), most=max(-1, options.keep_top_k))
+
+    def resize(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        counts = self.internal["counts"].cpu_data()
+        top[0].reshape(1, 1, int(counts.sum()) or len(counts), 7)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         boxes, kept, counts = (read(self.internal[name]) for name in ("boxes", "kept", "counts"))
         rows = overwrite(top[0], top[0].shape[2:])
-        # on the host, where resize has done the work
-        yield call(table("host")["detection_rows"], boxes, read(bottom[1], self.shapes[1]), kept, counts, rows)
+        yield call("detection_rows", boxes, read(bottom[1], self.shapes[1]), kept, counts, rows)

@@ -139,6 +139,8 @@ class Scale(_ByBlob):
         if top[0] is bottom[0]:
             self.internal_blob("bottom", bottom[0].shape)
 
+    input_is_kept = False  # by the layer before, in the array that is also this layer's
+
     def gamma(self, bottom: Sequence[Blob]) -> Blob:
         return bottom[1] if len(bottom) > 1 else self.blobs[0]
 
@@ -146,7 +148,7 @@ class Scale(_ByBlob):
         return len(self.param.bottom) > 1 or not self.param_grads or self.param_grads[0]
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
-        if "bottom" in self.internal and self.keeps_state and self._gamma_needs_gradient():
+        if "bottom" in self.internal and self.keeps_state and self._gamma_needs_gradient() and not self.input_is_kept:
             yield call("copy", read(bottom[0]), overwrite(self.internal["bottom"]))
         yield call(
             "scale_forward", read(bottom[0], self.folded), read(self.gamma(bottom), self.flat),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from blobmem.layers.base import Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
-from blobmem.ops.registry import table
 
 
 def anchor_boxes(base_size: int, ratios: Sequence[float], scales: Sequence[float]) -> list[tuple[float, ...]]:
@@ -88,23 +86,25 @@ class Proposal(Layer):
         for blob, width in zip(top, (5, 1), strict=False):
             blob.reshape(found, width)
 
-    def resize(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        options, ops = self.param.proposal_param, table("host")
-        scores, deltas = bottom[0].cpu_data(), bottom[1].cpu_data()
-        boxes, kept_scores, kept = (self.internal[name].data for name in ("boxes", "scores", "kept"))
-        anchors: dict[str, Any] = {"anchors": self.anchors, "stride": options.feat_stride, "min_size": options.min_size}
-        ops["propose_boxes"](scores, deltas, bottom[2].cpu_data().reshape(self.info), boxes, kept_scores, **anchors)
-        ops["suppress_boxes"](
-            boxes, kept_scores, kept, background=-1, least=-math.inf, entering=self.entering,
-            threshold=options.nms_thresh, eta=1.0, pixels=True,
+    def find(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
+        options = self.param.proposal_param
+        boxes, kept_scores, kept = (self.internal[name] for name in ("boxes", "scores", "kept"))
+        yield call(
+            "propose_boxes", read(bottom[0]), read(bottom[1]), read(bottom[2], self.info), overwrite(boxes),
+            overwrite(kept_scores), anchors=self.anchors, stride=options.feat_stride, min_size=options.min_size,
         )  # fmt: skip
-        self._shape_tops(top, int((kept >= 0).sum()))
+        yield call(
+            "suppress_boxes", read(boxes), read(kept_scores), overwrite(kept), background=-1, least=-math.inf,
+            entering=self.entering, threshold=options.nms_thresh, eta=1.0, pixels=True,
+        )  # fmt: skip
+
+    def resize(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        self._shape_tops(top, int((self.internal["kept"].cpu_data() >= 0).sum()))
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         boxes, kept_scores, kept = (read(self.internal[name]) for name in ("boxes", "scores", "kept"))
         scores = overwrite(top[1]) if len(top) > 1 else None
-        # on the host, where resize has done the work
-        yield call(table("host")["region_rows"], boxes, kept_scores, kept, overwrite(top[0]), scores)
+        yield call("region_rows", boxes, kept_scores, kept, overwrite(top[0]), scores)
 
 
 @register_layer

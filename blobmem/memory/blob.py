@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blobmem.errors import NetError, SharedBlobError
+from blobmem import devices
+from blobmem.errors import DeviceError, NetError, SharedBlobError
 from blobmem.memory.synced import SyncedMemory
 from blobmem.memory.views import Intent, Side, View
 from blobmem.proto import caffe_pb2
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_AXES = 32
 _MAX_BYTES = 1 << 46
+_DLPACK_HOST, _DLPACK_CUDA = 1, 2
 
 _counter = itertools.count(1)
 _moves = 0
@@ -48,7 +50,7 @@ class _Half:
     An array is handed out again while its memory's pages are the same, and without any check while its epoch is.
     """
 
-    __slots__ = ("array", "epoch", "frozen", "frozen_epoch", "version", "view")
+    __slots__ = ("array", "epoch", "frozen", "frozen_epoch", "lent", "version", "view")
 
     def __init__(self, view: View) -> None:
         self._place(view)
@@ -65,6 +67,7 @@ class _Half:
         self.frozen: Any = None
         self.frozen_epoch = -1
         self.version = -1
+        self.lent: Any = None  # keeps the device side in its place
 
     def is_held(self, writeable: bool = False) -> bool:
         """Whether anybody else still holds an array over the bytes (a writable one, if so asked), or gave it."""
@@ -399,11 +402,53 @@ class Blob:
         return {**array.__array_interface__, "data": array}
 
     def __dlpack__(self, **options: Any) -> Any:
-        """`data` for `from_dlpack` of NumPy, PyTorch and others, which share memory; counts as a host write."""
-        return self.data.__dlpack__(**options)
+        """The data for `from_dlpack` of NumPy, PyTorch and others, which share memory; counts as a write.
+
+        It is the side where the device computes, a GPU's memory or the host's; for the host's in any case give `data`.
+        """
+        if self.device.family == "host" or tuple(options.get("dl_device") or ()) == (_DLPACK_HOST, 0):
+            return self.data.__dlpack__(**options)
+        from blobmem.devices.cuda import exchange
+
+        source = exchange.exporter(*self._exported(self.data_view))
+        # nothing is in flight over the bytes, whatever stream the other side will use
+        return source.__dlpack__(stream=-1, **{k: v for k, v in options.items() if k == "max_version"})
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.data.__dlpack_device__()
+        if self.device.family == "host":
+            return self.data.__dlpack_device__()
+        return _DLPACK_CUDA, self.device.ordinal  # type: ignore[attr-defined]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The data on a GPU for CuPy, PyTorch, Numba and others, which share memory; counts as a device write.
+
+        AttributeError where the blob does not live on one.
+        """
+        if self.device.family == "host":
+            raise AttributeError(f"{self.describe()} lives on {self.device.name}, which is no GPU")
+        from blobmem.devices.cuda import exchange
+
+        address, shape, dtype, hold = self._exported(self.data_view)
+        self._data.lent = hold  # who uses it keeps the blob, and nothing more
+        return exchange.interface(address, shape, dtype)
+
+    def gpu_array(self, diff: bool = False) -> Any:
+        """The data, or with `diff` the gradient, as a PyCUDA GPUArray that shares memory; counts as a device write.
+
+        It stays valid memory after any growth. DeviceError where the blob does not live on a GPU.
+        """
+        if self.device.family == "host":
+            raise DeviceError(f"{self.describe()} lives on {self.device.name}: a GPUArray needs device='cuda'")
+        from blobmem.devices.cuda import exchange
+
+        context = self.device.context  # type: ignore[attr-defined]
+        return exchange.gpu_array(context, *self._exported(self.diff_view if diff else self.data_view))
+
+    def _exported(self, view: View) -> tuple[int, tuple[int, ...], np.dtype, Any]:
+        self._check_owner(view, True)
+        address = view.gpu_data(Intent.WRITE)
+        return address, self._shape, self.dtype, view.memory.hold_device()
 
     # ---------------------------------------------------------------- arithmetic, where the bytes are
 
@@ -411,11 +456,16 @@ class Blob:
         """An array over the view on the side that holds it, so that arithmetic moves no byte, or on the side given."""
         self._check_owner(view, intent is not Intent.READ)
         memory = view.memory
-        side = side or memory.resident_side(view.offset, view.nbytes)
+        side = side or self._computing_side(view)
         address = memory.access(side, view.offset, view.nbytes, intent)
         if side is Side.DEVICE:
             return self.device.as_array(address, self._shape, self.dtype)
         return memory.host_array(view.offset, self._shape, self.dtype, lend=False)
+
+    def _computing_side(self, view: View) -> Side:
+        """Where NumPy computes on these bytes: where they are, if that is memory of the host."""
+        in_reach = self.device.family == "host"
+        return view.memory.resident_side(view.offset, view.nbytes) if in_reach else Side.HOST
 
     def asum_data(self) -> float:
         """Sum of the absolute values of the data."""
@@ -445,7 +495,7 @@ class Blob:
 
     def update(self) -> None:
         """data -= diff."""
-        side = self.data_view.memory.resident_side(self.data_view.offset, self.nbytes)
+        side = self._computing_side(self.data_view)
         array = self._resident(self.data_view, Intent.WRITE, side)
         np.subtract(array, self._resident(self.diff_view, Intent.READ, side), out=array)
 
@@ -508,12 +558,26 @@ class Blob:
 
 
 def from_dlpack(source: Any, device: Device | None = None, name: str = "") -> Blob:
-    """A blob over the memory of another library's array on the host (a PyTorch tensor, say), without a copy.
+    """A blob over the memory of another library's array (a PyTorch tensor, say), on the host or a GPU, without a copy.
 
-    `net.blobs[name].share_data(from_dlpack(tensor))` makes it a net's input. Raises what `numpy.from_dlpack` raises for
-    arrays that NumPy cannot have (of another device), ValueError for one that is not C-contiguous or not writable.
+    `net.blobs[name].share_data(from_dlpack(tensor))` makes it a net's input. An array on a GPU lives on that GPU's
+    device, unless another of the same GPU is given. Raises what `numpy.from_dlpack` raises for arrays that NumPy cannot
+    have, ValueError or DeviceError for one that is not C-contiguous or not writable.
     """
-    return Blob.adopt(np.from_dlpack(source), device, name)
+    if source.__dlpack_device__()[0] != _DLPACK_CUDA:
+        return Blob.adopt(np.from_dlpack(source), device, name)
+    from blobmem.devices.cuda import exchange
+
+    other = exchange.foreign(source)
+    device = devices.get(f"cuda:{other.ordinal}") if device is None else device
+    if getattr(device, "ordinal", None) != other.ordinal:
+        raise DeviceError(
+            f"the array is on GPU {other.ordinal}, and the blob was to be on {device.name}: copy it there"
+        )
+    device.synchronize()  # whatever its owner queued
+    blob = Blob(other.shape, dtype=other.dtype, device=device, name=name)
+    blob.data_view.memory.set_device_array(other.address, blob.nbytes, other.owner)
+    return blob
 
 
 def _flat(shape: Sequence[Any]) -> Sequence[Any]:

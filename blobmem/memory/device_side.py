@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 from blobmem.devices.base import Device, Event, Stream
 
@@ -38,19 +42,30 @@ class Flight:
         return self.event is not None and self.event.done
 
 
+class Hold:
+    """Kept by whoever was handed the address of an allocation."""
+
+    __slots__ = ("__weakref__", "memory")
+
+    def __init__(self) -> None:
+        self.memory: object = None
+
+
 class DeviceSide:
     """An allocation, or none yet (address 0), and its flights. The owning memory holds its lock around every call.
 
     It outlives the memory by as long as it takes to free the allocation, and so knows nothing of it.
     """
 
-    __slots__ = ("address", "capacity", "device", "flights")
+    __slots__ = ("_hold", "address", "capacity", "device", "flights", "owner")
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.address = 0
         self.capacity = 0
+        self.owner: Any = None  # of bytes that are not ours
         self.flights: list[Flight] = []
+        self._hold: weakref.ref[Hold] | None = None
 
     def grow(self, nbytes: int, label: str) -> bool:
         """Make room for `nbytes`; whether the bytes moved. OutOfDeviceMemory changes nothing."""
@@ -58,26 +73,63 @@ class DeviceSide:
             self.address = self.device.allocate(nbytes, label)
             self.capacity = nbytes
             return False
-        if not self.device.grows_in_place(self.address, nbytes):
+        if self.owner is not None or not self.device.grows_in_place(self.address, nbytes):
             self.land()
+            if (hold := self.held()) is not None or self.owner is not None:
+                return self._leave(nbytes, label, hold)
         address = self.device.grow(self.address, self.capacity, nbytes)
         moved = address != self.address
         self.address, self.capacity = address, nbytes
         return moved
+
+    def _leave(self, nbytes: int, label: str, hold: Hold | None) -> bool:
+        """Go on in a new allocation, since others use the old one or it is not ours; it goes when they do."""
+        address = self.device.allocate(nbytes, label)
+        self.device.memcpy_dtod(address, self.address, self.capacity)
+        if hold is not None and self.owner is None:
+            weakref.finalize(hold, self.device.when_idle, partial(self.device.free, self.address)).atexit = False
+        elif self.owner is not None:
+            warnings.warn(
+                f"memory {label!r} outgrew the {self.capacity} bytes of the device array it was given, and goes on in "
+                f"memory of its own: what is written to that array from now on is not seen. Give a larger array",
+                UserWarning,
+                stacklevel=6,
+            )
+        self.address, self.capacity, self.owner, self._hold = address, nbytes, None, None
+        return True
+
+    def hold(self) -> Hold:
+        """What others who use the allocation keep alive, so that it stays where it is."""
+        hold = self.held()
+        if hold is None:
+            hold = Hold()
+            self._hold = weakref.ref(hold)
+        return hold
+
+    def held(self) -> Hold | None:
+        """What somebody else keeps alive, or None."""
+        return None if self._hold is None else self._hold()
+
+    def adopt(self, address: int, nbytes: int, owner: Any) -> None:
+        """Use bytes of somebody else's, kept alive by `owner`, in place of an allocation of our own."""
+        self.close()
+        self.address, self.capacity, self.owner = address, nbytes, owner
 
     def shrink(self, nbytes: int) -> None:
         """Give back all but the first `nbytes`."""
         self.land()
         if nbytes == 0:
             self.close()
-        else:
+        elif self.owner is None:
             self.device.shrink(self.address, self.capacity, nbytes)
             self.capacity = nbytes
 
     def close(self) -> None:
         """Free the allocation, once nothing uses it."""
         self.land()
-        if self.address:
+        if self.owner is not None:
+            self.address, self.capacity, self.owner = 0, 0, None
+        elif self.address:
             address, self.address, self.capacity = self.address, 0, 0
             self.device.free(address)
 

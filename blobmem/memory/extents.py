@@ -51,27 +51,21 @@ class Extents:
         last = len(starts) if stop is None else bisect_left(starts, stop, first + 1)
         if last == first + 1 and values[first] == bits:
             return False
-        edges, kept = [], []
+        low, before = first, values[first - 1] if first else None
         if starts[first] < start:
-            edges.append(starts[first])
-            kept.append(values[first])
-        edges.append(start)
-        kept.append(bits)
+            low, before = first + 1, values[first]
+        edges, kept = [], []
+        if before != bits:
+            edges.append(start)
+            kept.append(bits)
         if stop is not None and (last == len(starts) or starts[last] > stop):
-            edges.append(stop)
-            kept.append(values[last - 1])
-        before, after = first, last
-        if before:  # neighbours on both sides take part, so that equal ones merge
-            before -= 1
-            edges.insert(0, starts[before])
-            kept.insert(0, values[before])
-        if after < len(starts):
-            edges.append(starts[after])
-            kept.append(values[after])
-            after += 1
-        merged = [i for i in range(len(kept)) if i == 0 or kept[i] != kept[i - 1]]
-        starts[before:after] = [edges[i] for i in merged]
-        values[before:after] = [kept[i] for i in merged]
+            if values[last - 1] != bits:
+                edges.append(stop)
+                kept.append(values[last - 1])
+        elif stop is not None and values[last] == bits:
+            last += 1  # the next extent is a part of this one now
+        starts[low:last] = edges
+        values[low:last] = kept
         return True
 
     def __len__(self) -> int:

@@ -7,12 +7,18 @@ import warnings
 import weakref
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from blobmem.devices.pages import Pages
 from blobmem.errors import BlobmemError
+
+if TYPE_CHECKING:
+    from blobmem.devices.base import Device
+
+PIN_FROM = 64 << 10
+"""Bytes of a memory from which page-locking pays."""
 
 _EMPTY = np.empty(0, np.uint8)
 
@@ -26,7 +32,10 @@ class HostSide:
         seals: in debug mode (start, stop, checksum) of lent bytes that nobody should write; None when there are none.
     """
 
-    __slots__ = ("_buffer", "_dirty", "_lent", "_lent_limit", "_pages", "capacity", "reserved", "seals")
+    __slots__ = (
+        "_buffer", "_copies", "_dirty", "_lent", "_lent_limit", "_pages", "_unpinnable",
+        "capacity", "reserved", "seals",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._pages: Pages | None = None
@@ -34,6 +43,8 @@ class HostSide:
         self._dirty = 0  # bytes from here on have been zero ever since the pages were made
         self._lent: list[tuple[weakref.ref[np.ndarray], int, int, bool]] = []
         self._lent_limit = 16
+        self._copies = 0
+        self._unpinnable = False
         self.capacity = 0
         self.reserved = 0
         self.seals: list[tuple[int, int, int]] | None = None
@@ -104,6 +115,36 @@ class HostSide:
             self._lent.append((weakref.ref(array), offset, stop, writeable))
         return array
 
+    def wants_pin(self, stop: int) -> bool:
+        """Whether a copy of bytes below `stop` that is about to be made should find them page-locked, and does not.
+
+        Not the first one: somebody may only have had a look. Small copies are as fast without. But where some bytes are
+        page-locked, all have to be: a device refuses to copy across the border.
+        """
+        if self._pages is None or self._unpinnable:
+            return False
+        if 0 < self._pages.pinned < stop:
+            return True
+        if self.capacity < PIN_FROM:
+            return False
+        self._copies += 1
+        return self._copies > 1 and stop > self._pages.pinned
+
+    def pin(self, device: Device) -> None:
+        """Page-lock all bytes in use, once nothing is in flight over them, where the device and the system can."""
+        if self._pages is not None:
+            self._unpinnable = not self._pages.pin(device, self.capacity)
+
+    def unpin(self) -> None:
+        """Undo `pin`."""
+        if self._pages is not None:
+            self._pages.unpin()
+
+    @property
+    def pinned(self) -> int:
+        """Bytes from 0 on that are page-locked."""
+        return 0 if self._pages is None else self._pages.pinned
+
     def written(self, stop: int) -> None:
         """Bytes below `stop` may have been written."""
         if stop > self._dirty:
@@ -130,6 +171,8 @@ class HostSide:
 
     def lent(self, start: int, stop: int, writeable: bool = False) -> list[tuple[int, int]]:
         """The ranges of arrays still alive that meet [start, stop); of writable ones only, if so asked."""
+        if not self._lent:
+            return []
         return [
             (a, b)
             for reference, a, b, may_write in self._lent

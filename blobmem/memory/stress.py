@@ -20,7 +20,17 @@ import numpy as np
 
 from blobmem.devices.base import Stream
 from blobmem.errors import BlobmemError, DeviceError, OutOfDeviceMemory
-from blobmem.memory.stress_model import BLOCKS, LIMIT, STREAMS, VIEWS, CrampedMemory, Draw, Mismatch, Model
+from blobmem.memory.stress_model import (
+    BLOCKS,
+    LIMIT,
+    STREAMS,
+    VIEWS,
+    CrampedDevice,
+    CrampedMemory,
+    Draw,
+    Mismatch,
+    Model,
+)
 from blobmem.memory.views import ALIGNMENT, Intent, Side, View
 
 _RULES: dict[str, int] = {}
@@ -41,14 +51,16 @@ class Machine(Model):
 
     rules = _RULES
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, make_device: Callable[[], Any] = CrampedDevice) -> None:
+        super().__init__(make_device)
         self.threads: ThreadPoolExecutor | None = None
 
     def close(self) -> None:
-        """End the threads, if there are any."""
+        """End the threads, if there are any, and let the devices go."""
         if self.threads is not None:
             self.threads.shutdown()
+        self.device.close()
+        self.other.close()
 
     # Rules: views and sizes
 
@@ -128,6 +140,13 @@ class Machine(Model):
     def drop_held_array(self, draw: Draw) -> None:
         if self.held:
             del self.held[draw(len(self.held))]
+
+    @rule(2)
+    def pin(self, draw: Draw) -> None:
+        memory = self.memory
+        memory.pin()
+        holds = memory.adopted or memory.pinned_bytes >= memory.cpu_capacity
+        self._require(bool(holds), f"{memory.pinned_bytes} bytes are pinned")
 
     # Rules: the device side, at once and on streams
 
@@ -270,6 +289,7 @@ class Machine(Model):
             try:
                 self.memory.move_to(self.other)
             except DeviceError:
+                self.device.fail_at = None
                 self._require(self.memory.device is self.device, "a move that failed moved it")
                 self.check()
             finally:
@@ -407,16 +427,22 @@ class Machine(Model):
                 self._wrote(offset, data)
 
 
-def run(steps: int, seed: int, progress: Callable[[int], None] | None = None) -> Counter[str]:
+def run(
+    steps: int,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+    make_device: Callable[[], Any] = CrampedDevice,
+) -> Counter[str]:
     """Take `steps` random rules, the same ones for the same seed; how often each was taken.
 
-    `progress` is called with the number of steps done, every hundred steps and at the end. Raises Mismatch, with the
-    seed, the step and the last rules, as soon as the memory is not what the two arrays say.
+    `progress` is called with the number of steps done, every hundred steps and at the end; `make_device` is as for
+    Model. Raises Mismatch, with the seed, the step and the last rules, as soon as the memory is not what the two arrays
+    say.
     """
     random_ = random.Random(seed)
     names, weights = list(Machine.rules), list(Machine.rules.values())
     walk = random_.choices(names, weights, k=steps)
-    machine = Machine()
+    machine = Machine(make_device)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # adopted memory that grows warns, as it should

@@ -16,6 +16,7 @@ from blobmem.memory.views import ALIGNMENT, Intent, Side, View
 
 BLOCKS = 48
 LIMIT = BLOCKS * ALIGNMENT  # six pages: enough for growth, moves and trims on both sides, and quick to compare
+CAPACITY = 4 * LIMIT  # of a device: enough for a move
 STREAMS = 3
 VIEWS = 5
 HELD = 4
@@ -31,10 +32,42 @@ class Mismatch(AssertionError):
 
 
 class CrampedDevice(SimulatedDevice):
-    """A simulated device on which growth soon has to move, and which does not wait where the memory should have."""
+    """A simulated device on which growth soon has to move, and which does not wait where the memory should have.
+
+    It pins, and as a GPU's driver does it refuses to copy what is partly pinned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(CAPACITY)
+        self._pinned: dict[int, int] = {}
+
+    def close(self) -> None:
+        """It has nothing to give back."""
 
     def reservation(self, nbytes: int) -> int:
         return nbytes + 4 * ALIGNMENT
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        self._pinned[address] = address + nbytes
+        return True
+
+    def unpin(self, address: int) -> None:
+        del self._pinned[address]
+
+    def memcpy_htod(self, address: int, array: Any, stream: Stream | None = None) -> None:
+        self._check_pinned(array)
+        super().memcpy_htod(address, array, stream)
+
+    def memcpy_dtoh(self, array: Any, address: int, stream: Stream | None = None) -> None:
+        self._check_pinned(array)
+        super().memcpy_dtoh(array, address, stream)
+
+    def _check_pinned(self, array: np.ndarray) -> None:
+        start = array.ctypes.data
+        for low, high in list(self._pinned.items()):
+            inside = max(0, min(high, start + array.nbytes) - max(low, start))
+            if inside not in (0, array.nbytes):
+                raise Mismatch(f"{inside} of the {array.nbytes} bytes of a copy are pinned")
 
     def _flush(self, allocation: Any) -> None:
         if any(stream.touches(allocation) for stream in self._busy):
@@ -63,10 +96,14 @@ class Model:
     """A memory, views of it, two devices with three streams each, and two arrays that say what every view must read.
 
     What the rules are made of, and `check`, which holds after every rule. Mismatch as soon as anything differs.
+
+    Args:
+        make_device: makes a device of at most CAPACITY bytes, whose calls fail as its `fail_at`, a callable or None,
+            says: see SimulatedDevice. Its `close` is called at the end.
     """
 
-    def __init__(self) -> None:
-        self.device, self.other = CrampedDevice(capacity=4 * LIMIT), CrampedDevice(capacity=4 * LIMIT)
+    def __init__(self, make_device: Callable[[], Any] = CrampedDevice) -> None:
+        self.device, self.other = make_device(), make_device()
         self.streams = [self.device.create_stream() for _ in range(STREAMS)]
         self.other_streams = [self.other.create_stream() for _ in range(STREAMS)]
         self.host = np.zeros(LIMIT, np.uint8)  # what the host side must read
@@ -175,7 +212,7 @@ class Model:
             else:
                 late.append(read)
         self.reads = late
-        settled = not any(stream.pending for stream in self.streams)
+        settled = all(stream.record().done for stream in self.streams)
         for start, stop, bits in memory._extents.runs(0, LIMIT):
             if bits & Side.HOST:
                 self._require(stop <= memory.cpu_capacity, "the host is said to have bytes beyond its capacity")
@@ -183,7 +220,8 @@ class Model:
             if bits & Side.DEVICE:
                 self._require(stop <= memory.gpu_capacity, "the device is said to have bytes beyond its capacity")
                 if settled:
-                    got = device.as_array(memory._far.address + start, (stop - start,), np.uint8)
+                    got = np.empty(stop - start, np.uint8)
+                    device.memcpy_dtoh(got, memory._far.address + start)
                     self._same(got, self.far[start:stop], "bytes on device", start)
             if bits == 0:
                 self._require(not self.host[start:stop].any(), f"bytes {start} to {stop} were forgotten")

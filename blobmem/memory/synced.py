@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from blobmem.errors import BlobmemError, DeviceError
 from blobmem.memory.device_side import DeviceSide, Flight
 from blobmem.memory.extents import ZERO, Extents
 from blobmem.memory.host_side import HostSide
+from blobmem.memory.reordered import Reordered
 from blobmem.memory.views import HEADS, Head, Intent, Side, View, intent_of
 
 _HOST, _DEVICE, _BOTH = 1, 2, 3
@@ -43,6 +45,7 @@ class SyncedMemory:
         version: moves when the host's pages or the device's address do.
         writer: whatever `set_writer` was last given.
         shared: a mark for those who share memories between nets; nothing here looks at it.
+        reordered: bytes that a schedule keeps in another order; whoever accesses them here gets them as they are.
     """
 
     def __init__(self, size: int = 0, device: Device | str | None = None, name: str = "") -> None:
@@ -58,6 +61,7 @@ class SyncedMemory:
         self.version = 0
         self.writer: Any = None
         self.shared = False
+        self.reordered: Reordered | None = None
 
     @classmethod
     def adopt(cls, array: np.ndarray, device: Device | str | None = None, name: str = "") -> SyncedMemory:
@@ -103,6 +107,11 @@ class SyncedMemory:
         return self._host.capacity
 
     @property
+    def pinned_bytes(self) -> int:
+        """Bytes from 0 on that are page-locked on the host."""
+        return self._host.pinned
+
+    @property
     def gpu_capacity(self) -> int:
         """Bytes allocated on the device; 0 before the first touch."""
         return self._far.capacity
@@ -117,6 +126,8 @@ class SyncedMemory:
     def is_zero(self, offset: int, nbytes: int) -> bool:
         """Whether none of these bytes was written since the memory was made or they were last cleared."""
         with self._lock:
+            if self.reordered is not None and self.reordered.newer:
+                return nbytes == 0
             return nbytes == 0 or self._extents.at(offset, offset + nbytes) == ZERO
 
     def resident_side(self, offset: int, nbytes: int) -> Side:
@@ -182,6 +193,11 @@ class SyncedMemory:
         with self._lock:
             self._views[id(view)] = view
 
+    @property
+    def lock(self) -> threading.RLock:
+        """Held around every call."""
+        return self._lock
+
     def set_writer(self, writer: Any) -> None:
         """Remember who writes the bytes from now on."""
         with self._lock:
@@ -216,6 +232,8 @@ class SyncedMemory:
         """
         with self._lock:
             stop = offset + nbytes
+            if self.reordered is not None:
+                self.reordered.before_access(offset, stop, intent_of(intent), stream)
             bits = self._extents.at(offset, stop)
             host = self._host
             if side is _HOST_SIDE:
@@ -229,6 +247,12 @@ class SyncedMemory:
                     return far.address + offset
                 if far.is_settled(offset, stop, intent_of(intent) is not _READ, stream):
                     return far.address + offset
+            elif (
+                intent == _OVERWRITE and 0 <= offset < stop <= far.capacity and host.seals is None
+                and not package.debug and far.is_settled(offset, stop, True, stream)
+            ):  # fmt: skip
+                self._put(offset, stop, _DEVICE)
+                return far.address + offset
             return self._access_device(offset, stop, intent_of(intent), stream)
 
     def _access_host(self, start: int, stop: int, intent: Intent) -> None:
@@ -254,6 +278,7 @@ class SyncedMemory:
 
     def _bring_to_host(self, start: int, stop: int, bits: int) -> None:
         if bits == _DEVICE:
+            self._pin_for(stop)
             self._device.memcpy_dtoh(self._host.bytes(start, stop), self._far.address + start)
             self._host.written(stop)
         elif self._device.compute:
@@ -284,6 +309,7 @@ class SyncedMemory:
         return self._far.address + start
 
     def _bring_to_device(self, missing: Sequence[tuple[int, int, int]], stream: Stream | None) -> None:
+        self._pin_for(max((b for _, b, bits in missing if bits == _HOST), default=0))
         queued = 0
         try:
             for a, b, bits in missing:
@@ -299,6 +325,20 @@ class SyncedMemory:
                 start = missing[0][0]
                 self._far.flights.append(Flight(start, queued, stream, stream.record(), reads_host=True, writes=True))
 
+    def _pin_for(self, stop: int) -> None:
+        if stop and self._host.wants_pin(stop):
+            self.pin()
+
+    def pin(self) -> None:
+        """Page-lock the host's side for copies to and from the device, where they can do that; waits for copies.
+
+        Nobody has to: memories of some size that travel again and again are.
+        """
+        with self._lock:
+            if self._far.land():
+                self.epoch += 1
+            self._host.pin(self._device)
+
     def async_gpu_push(self, stream: Stream) -> None:
         """Queue on `stream` the copies that the device lacks of the first `size` bytes; both sides have them at once.
 
@@ -308,6 +348,8 @@ class SyncedMemory:
         with self._lock:
             if self._size == 0:
                 return
+            if self.reordered is not None:
+                self.reordered.before_access(0, self._size, _READ, stream)
             self._grow_device(self._size)
             missing = [run for run in self._extents.runs(0, self._size) if not run[2] & _DEVICE]
             self._far.drop_finished()
@@ -340,6 +382,8 @@ class SyncedMemory:
         """Let these bytes read zero from now on, on both sides; neither is touched until somebody reads them there."""
         with self._lock:
             if self._range(offset, offset + nbytes):
+                if self.reordered is not None:
+                    self.reordered.before_access(offset, offset + nbytes, _OVERWRITE, None)
                 if self._host.seals is not None:
                     self._host.verify(offset, offset + nbytes, self._name)
                     self._host.release(offset, offset + nbytes)
@@ -360,15 +404,38 @@ class SyncedMemory:
             )
         with self._lock:
             self._far.land()
+            self._drop_reordered()
             self.version += self._host.capacity > 0
             self._host.adopt(array)
             self._extents.put(0, None, ZERO)
             self._extents.put(0, array.nbytes, _HOST)
             self.epoch += 1
 
+    def set_device_array(self, address: int, nbytes: int, owner: Any) -> None:
+        """Let the device side be somebody else's bytes from now on, which `owner` keeps alive, and which are the truth.
+
+        Bytes beyond them read zero. Waits for what is in flight.
+        """
+        with self._lock:
+            self._drop_reordered()
+            self._far.adopt(address, nbytes, owner)
+            self._extents.put(0, None, ZERO)
+            self._extents.put(0, nbytes, _DEVICE)
+            self.version += 1
+            self.epoch += 1
+
+    def hold_device(self) -> Any:
+        """What keeps the device side where it is, and the memory alive, as long as it is kept."""
+        with self._lock:
+            hold = self._far.hold()
+            hold.memory = self
+            return hold
+
     def fetch(self) -> None:
         """Bring to the host what only the device has. DeviceError or MemoryError, and no byte is lost, if it fails."""
         with self._lock:
+            if self.reordered is not None:
+                self.reordered.before_access(0, sys.maxsize, _READ, None)
             for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
                 if bits == _DEVICE:
                     self._access_host(a, b, _READ)
@@ -386,6 +453,8 @@ class SyncedMemory:
                 if bits & _DEVICE:
                     self._extents.put(a, b, _HOST)
             self._far.close()
+            self._drop_reordered()
+            self._host.unpin()
             self._device, self._far = device, DeviceSide(device)
             self.version += 1
             self.epoch += 1
@@ -434,6 +503,11 @@ class SyncedMemory:
                     f"cannot trim memory {self._name!r} to {keep} bytes: an array handed out over its bytes {a} to {b} "
                     f"is still alive. Drop it (or copy it), or keep a view over its bytes"
                 )
+            if keep < self._far.capacity and self._far.held() is not None:
+                raise BlobmemError(
+                    f"cannot trim memory {self._name!r} to {keep} bytes: a device array handed out over it "
+                    f"is still alive. Drop it (or copy it)"
+                )
             if self._far.land():
                 self.epoch += 1
             if keep < self._far.capacity:
@@ -472,6 +546,11 @@ class SyncedMemory:
             weakref.finalize(self, self._device.when_idle, far.close).atexit = False
         self.version += far.grow(nbytes, self._name)
         self.epoch += 1
+
+    def _drop_reordered(self) -> None:
+        if self.reordered is not None:
+            self.reordered.end()
+            self.reordered = None
 
     def _put(self, start: int, stop: int, bits: int) -> None:
         if self._extents.put(start, stop, bits):

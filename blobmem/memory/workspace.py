@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-
 from blobmem.devices import Device
 from blobmem.memory.synced import SyncedMemory
-
-_local = threading.local()
 
 
 def workspace(device: Device) -> SyncedMemory:
@@ -16,10 +11,9 @@ def workspace(device: Device) -> SyncedMemory:
 
     One per thread, because two threads may run two nets at once and each call's scratch must stay its own.
     """
-    table = getattr(_local, "table", None)
-    if table is None:
-        table = _local.table = weakref.WeakKeyDictionary()
-    memory = table.get(device)
-    if memory is None:
-        memory = table[device] = SyncedMemory(0, device, name="workspace")
+    of_thread = device.of_thread
+    try:
+        memory: SyncedMemory = of_thread.workspace
+    except AttributeError:
+        memory = of_thread.workspace = SyncedMemory(0, device, name="workspace")
     return memory

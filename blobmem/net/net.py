@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,8 +19,10 @@ from blobmem.memory.blob import Blob, moves
 from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
 from blobmem.net.build import Node, float_dtype, reshape, resize, wire
+from blobmem.net.fusion import share_kept
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.inplace import stale_reads
+from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, secure
 from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
@@ -124,6 +127,7 @@ class Net(Access, Placement):
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], Span] = {}
         self._moves = 0
+        self._loss_reader = LossReader()
         self._chains_checked = False
         self._name_blobs()
         self._fill(params_from)
@@ -162,6 +166,8 @@ class Net(Access, Placement):
             raise NetError(f"{self.source}: {error}" if self.source else str(error)) from None
 
     def _calls(self) -> tuple[list[Call], list[Call]]:
+        if self.device.family != "host":
+            share_kept(self.nodes)
         forward: list[Call] = []
         backward: list[Call] = []
         for index, node in enumerate(self.nodes):
@@ -204,9 +210,9 @@ class Net(Access, Placement):
         return fitted
 
     def _compile(self) -> tuple[Schedule, Schedule]:
-        self._name_blobs()
         self._shapes = self._present_shapes()
         forward, backward = self._calls()
+        self._name_blobs()  # layers make some of their arrays when they know the device
         self._schedules = (
             Schedule(forward, self.device, done=self._done[0]),
             Schedule(backward, self.device, done=self._done[1]),
@@ -261,6 +267,14 @@ class Net(Access, Placement):
         would read what another net has overwritten. Where shapes depend on values (dynamic layers), what is secured
         first is what the last pass used, and the rest once it is known.
         """
+        return self.start_forward(first, last)()
+
+    def start_forward(self, first: int = 0, last: int | None = None) -> Callable[[], float]:
+        """`run_forward`, but give what waits for the loss, to be called once and before the next pass forward.
+
+        A GPU goes on meanwhile with what is queued after it. What its kernels find wrong is raised by that call, which
+        then takes the pass back.
+        """
         last = len(self.nodes) - 1 if last is None else last
         with self.group.lock:
             self._follow()
@@ -272,7 +286,7 @@ class Net(Access, Placement):
             self.state.iteration += 1
             # another try takes the same records and makes the same random draws
             carried = [(layer, layer.state_dict()) for layer in self._rewound[first : last + 1] if layer is not None]
-            try:
+            with self._taken_back(carried, span):
                 self._upload_inputs()
                 self.group.claim(self.identity, span.written)
                 dynamic = [index for index in self._dynamic if first <= index <= last] if self.device.compute else []
@@ -280,13 +294,26 @@ class Net(Access, Placement):
                     self._run_in_parts(first, last, dynamic)
                 else:
                     self._run(span, False, range(first, last + 1))
-            except BaseException:
-                self.state.iteration -= 1
-                for layer, state in carried:
-                    layer.load_state_dict(state)
-                self.group.claim(self.identity.unfinished, span.written)
-                raise
-            return self._loss(first, last)
+                losses = [loss for node in self.nodes[first : last + 1] for loss in node.losses]
+                read = self._loss_reader.read(self.device, losses)
+
+        def loss() -> float:
+            with self._taken_back(carried, span):
+                return read()
+
+        return loss
+
+    @contextlib.contextmanager
+    def _taken_back(self, carried: Sequence[tuple[Layer, dict[str, Any]]], span: Span) -> Iterator[None]:
+        """Take a forward pass back if something is raised: what layers carry is as it was."""
+        try:
+            yield
+        except BaseException:
+            self.state.iteration -= 1
+            for layer, state in carried:
+                layer.load_state_dict(state)
+            self.group.claim(self.identity.unfinished, span.written)
+            raise
 
     def _run_in_parts(self, first: int, last: int, dynamic: Sequence[int]) -> None:
         """Run forward, giving what follows a dynamic layer its shapes once these are known."""
@@ -294,6 +321,7 @@ class Net(Access, Placement):
             self._run_part(first, index - 1)
             node = self.nodes[index]
             before = _shapes_of(node)
+            self._find(index)
             resize(node)
             self._fit_after(index, before)
             before = _shapes_of(node)
@@ -301,6 +329,16 @@ class Net(Access, Placement):
             self._fit_after(index, before)
             first = index + 1
         self._run_part(first, last)
+
+    def _find(self, index: int) -> None:
+        """Run what a dynamic layer needs to know its tops' shapes."""
+        node = self.nodes[index]
+        calls = _of_layer(node.layer.find(node.bottom, node.top), index, node.layer)
+        if calls:
+            schedule = Schedule(calls, self.device)
+            secure(schedule.needs())
+            self.group.claim(self.identity, (view.memory for each in calls for view in each.writes))
+            schedule.run()
 
     def _run_part(self, first: int, last: int) -> None:
         if first > last:
@@ -390,15 +428,6 @@ class Net(Access, Placement):
     def losses(self) -> list[Blob]:
         """The blobs that are losses."""
         return [blob for node in self.nodes for blob, _ in node.losses]
-
-    def _loss(self, first: int, last: int) -> float:
-        total = 0.0
-        for node in self.nodes[first : last + 1]:
-            for blob, weight in node.losses:
-                values = blob.cpu_data()
-                if self.device.compute:
-                    total += weight * float(values.sum(dtype=np.float64))
-        return total
 
     def reseed(self, seed: int) -> None:
         """Make random draws a function of another seed from now on; parameters stay as they are."""

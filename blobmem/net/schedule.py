@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,10 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blobmem import memory as memory_package
-from blobmem.devices import HOST, Device
+from blobmem.devices import HOST, Device, Stream
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.memory import Intent, Side, SyncedMemory, View
+from blobmem.memory.blob import moves
 from blobmem.memory.workspace import workspace
+from blobmem.net.fusion import groups
+from blobmem.net.layouts import channels_last, reordered_of
 from blobmem.ops.call import Call, Operand
 from blobmem.ops.registry import ArraySpec, Op, table
 
@@ -69,28 +74,59 @@ def _check_host(wanted: list[tuple[str, int]]) -> None:
 
 
 class _Bound:
-    """An operand and the array it was last resolved to, which stays good while its memory's epoch does."""
+    """An operand and the array it was last resolved to.
 
-    __slots__ = ("array", "dtype", "epoch", "operand", "shape", "view")
+    That stays good while the operand's view, the stream, and the epoch of what keeps the bytes (`keeper`) are the same.
+    """
+
+    __slots__ = ("array", "dtype", "epoch", "keeper", "operand", "shape")
 
     def __init__(self, operand: Operand) -> None:
         self.operand = operand
         self.shape = operand.op_shape
         self.dtype = operand.blob.dtype
-        self.view: View | None = None
+        self.keeper: Any = None
         self.array: Any = None
         self.epoch = -1
 
-    def resolve(self, side: Side, device: Device, intent: Intent, view: View) -> None:
+    def resolve(self, side: Side, device: Device, intent: Intent, stream: Stream | None) -> None:
+        view = self.operand.view
         memory = view.memory
-        if view is self.view and memory.epoch == self.epoch and not memory_package.debug:
-            return
-        address = memory.access(side, view.offset, view.nbytes, intent)
+        address = memory.access(side, view.offset, view.nbytes, intent, stream)
         if side is Side.HOST:
             self.array = memory.host_array(view.offset, self.shape, self.dtype, lend=False)
         elif device.compute:
+            self._be_at(device, address)
+        self.keeper, self.epoch = memory, memory.epoch
+
+    def _be_at(self, device: Device, address: int) -> None:
+        # what is no more than an address stays right while that is the same
+        if getattr(self.array, "address", None) != address:
             self.array = device.as_array(address, self.shape, self.dtype)
-        self.view, self.epoch = view, memory.epoch
+
+    def need(self, side: Side) -> Need:
+        """What it takes of a memory."""
+        view = self.operand.view
+        return Need(view.memory, side, view.offset + view.nbytes)
+
+
+class _BoundLast(_Bound):
+    """An operand that is kept channels last."""
+
+    __slots__ = ()
+
+    def resolve(self, side: Side, device: Device, intent: Intent, stream: Stream | None) -> None:
+        view = self.operand.view
+        reordered = reordered_of(view.memory)
+        assert self.operand.form is not None
+        address = reordered.access(view, self.operand.form, intent, stream)
+        if device.compute:
+            self._be_at(device, address)
+        self.keeper, self.epoch = reordered, reordered.epoch
+
+    def need(self, side: Side) -> Need:
+        view = self.operand.view
+        return Need(reordered_of(view.memory).array, side, view.nbytes)
 
 
 class Done:
@@ -115,57 +151,81 @@ class Done:
 class _Step:
     """A call bound to a device: its op, the side it runs on, its operands and its scratch."""
 
-    __slots__ = ("accumulators", "attributes", "bound", "call", "device", "done", "fn", "order", "scratch", "side")
+    __slots__ = (
+        "accumulators",
+        "arguments",
+        "attributes",
+        "bound",
+        "call",
+        "device",
+        "done",
+        "faults",
+        "fn",
+        "moves",
+        "order",
+        "scratch",
+        "scratch_epoch",
+        "scratch_of",
+        "side",
+        "stream",
+        "takes_scratch",
+    )
 
-    def __init__(self, call: Call, device: Device, ops: dict[str, Op], on_host: bool, done: Done) -> None:
+    def __init__(self, call: Call, device: Device, on_host: bool, done: Done) -> None:
         self.call = call
         self.done = done
         self.device = device
-        self.side = Side.HOST if on_host or call.on_host else Side.DEVICE
-        self.bound = [None if operand is None else _Bound(operand) for operand in call.operands]
+        op = None if call.on_host else _find_op(str(call.op), "host" if on_host else device.family)
+        on_host = on_host or op is None or op.family != device.family
+        self.side = Side.HOST if on_host else Side.DEVICE
+        self.faults = None if on_host else device.faults
+        self.bound = [
+            None if operand is None else (_Bound if operand.form is None else _BoundLast)(operand)
+            for operand in call.operands
+        ]
         # reads first: an overwrite marks bytes as current here, and a read after it would not fetch them
         self.order = sorted(filter(None, self.bound), key=lambda bound: bound.operand.intent is Intent.OVERWRITE)
         self.accumulators = [bound for bound in self.order if bound.operand.accumulate]
         self.attributes = dict(call.attributes)
+        self.arguments: list[Any] = [None] * len(self.bound)
+        self.stream: Stream | None = None  # of the last run
+        self.moves = -1  # at the last run
+        self.scratch_of: weakref.ref[SyncedMemory] | None = None  # and the workspace that it used
+        self.scratch_epoch = -1
         self.scratch = 0
+        self.takes_scratch = op is not None and op.workspace is not None and op.family != "host"
         self.fn: Callable[..., Any]
-        if isinstance(call.op, str):
-            op = ops[call.op]
+        if op is not None:
             specs = [None if b is None else ArraySpec(tuple(b.shape), b.dtype) for b in self.bound]
             cases = [{"accumulate": False}, {"accumulate": True}] if self.accumulators else [{}]
-            self.scratch = max(op.workspace_bytes(*specs, **self.attributes, **case) for case in cases)
+            known = {} if op.family == "host" else {"device": device}
+            self.scratch = max(op.workspace_bytes(*specs, **self.attributes, **case, **known) for case in cases)
             self.fn = op.fn
         else:
+            assert callable(call.op)
             self.fn = call.op
 
     def needs(self) -> Iterable[Need]:
         for bound in self.order:
-            view = bound.operand.view
-            yield Need(view.memory, self.side, view.offset + view.nbytes)
+            yield bound.need(self.side)
 
-    def run(self) -> None:
+    def run(self, stream: Stream | None, scratch: SyncedMemory) -> None:
+        """Run the call, given this thread's stream and workspace."""
         if self.call.once:
             views = [bound.operand.view for bound in self.order]
             if self.done.covers(views, self.attributes):
                 return
             self.done.views = []
-        attributes = self.attributes
         fresh = False
         if self.accumulators:
-            fresh = all(
-                view.memory.is_zero(view.offset, view.nbytes)
-                for view in (bound.operand.view for bound in self.accumulators)
-            )
-            attributes["accumulate"] = not fresh
-        for bound in self.order:
-            operand = bound.operand
-            intent = Intent.OVERWRITE if fresh and operand.accumulate else operand.intent
-            bound.resolve(self.side, self.device, intent, operand.view)
+            fresh = self._is_zero()
+            self.attributes["accumulate"] = not fresh
+        self._resolve(fresh, None if self.side is Side.HOST else stream, scratch)
         if self.device.compute:
-            if self.scratch:
-                attributes["ws"] = self._scratch()
+            if self.faults is not None:
+                self.faults.layer = self.call.layer_name
             try:
-                self.fn(*[None if bound is None else bound.array for bound in self.bound], **attributes)
+                self.fn(*self.arguments, **self.attributes)
             except ValueError as error:
                 place = f"layer '{self.call.layer_name}'"
                 # functions of the host (a user's, say) speak for themselves
@@ -175,12 +235,58 @@ class _Step:
         if self.call.once:
             self.done.views, self.done.attributes = views, dict(self.attributes)
 
-    def _scratch(self) -> Any:
-        memory = workspace(self.device)
-        address = memory.access(self.side, 0, self.scratch, Intent.OVERWRITE)
+    def _is_zero(self) -> bool:
+        """Whether all that is added to is known to be zero."""
+        for bound in self.accumulators:
+            view = bound.operand.view
+            if not view.memory.is_zero(view.offset, view.nbytes):
+                return False
+        return True
+
+    def _resolve(self, fresh: bool, stream: Stream | None, scratch: SyncedMemory) -> None:
+        """Access what the call uses, except where that would change nothing."""
+        now, news = moves(), False
+        known = now == self.moves and stream is self.stream and not memory_package.debug
+        for bound in self.order:
+            if not known or bound.keeper.epoch != bound.epoch:
+                operand = bound.operand
+                intent = Intent.OVERWRITE if fresh and operand.accumulate else operand.intent
+                self.moves = -1  # should this fail, the next run begins anew
+                bound.resolve(self.side, self.device, intent, stream)
+                news = True
+        if news:
+            self.arguments = [None if bound is None else bound.array for bound in self.bound]
+        if self.device.compute and (self.scratch or self.takes_scratch):
+            used = self.scratch_of
+            if not known or used is None or used() is not scratch or scratch.epoch != self.scratch_epoch:
+                self.attributes["ws"] = self._scratch(scratch, stream)
+                self.scratch_of, self.scratch_epoch = weakref.ref(scratch), scratch.epoch
+        self.moves, self.stream = now, stream
+
+    def _scratch(self, memory: SyncedMemory, stream: Stream | None) -> Any:
+        if not self.scratch:
+            return self.device.as_array(0, (0,), np.uint8)
+        address = memory.access(self.side, 0, self.scratch, Intent.OVERWRITE, stream)
         if self.side is Side.HOST:
             return memory.host_array(0, (self.scratch,), np.uint8, lend=False)
         return self.device.as_array(address, (self.scratch,), np.uint8)
+
+
+_told: set[str] = set()
+
+
+def _find_op(name: str, family: str) -> Op:
+    """The op of the device's family, or the host's where it has none, which is said once."""
+    op = table(family).get(name)
+    if op is None:
+        op = table("host")[name]
+        if name not in _told:
+            _told.add(name)
+            warnings.warn(
+                f"op {name} runs on the host, as it has no {family} version: its arrays travel in every pass",
+                stacklevel=2,
+            )
+    return op
 
 
 class Schedule:
@@ -198,14 +304,19 @@ class Schedule:
         self.calls = list(calls)
         self.device = device
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
-        ops = table("host")
         done, count = {} if done is None else done, Counter[Any]()
         self._steps: list[_Step] = []
-        for call in self.calls:
+        calls = self.calls if self.side is Side.HOST else channels_last(self.calls, device)
+        for call in calls:
             place = (call.layer, call.layer_name, call.op)
             mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()
             count[place] += call.once
-            self._steps.append(_Step(call, device, ops, self.side is Side.HOST, mark))
+            self._steps.append(_Step(call, device, self.side is Side.HOST, mark))
+        self._fused: dict[int, tuple[int, _Step]] = {}
+        if self.side is Side.DEVICE and device.family != "host":
+            found = groups(calls, table(device.family))
+            self._fused = {at: (group.stop, _Step(group.call, device, False, Done())) for at, group in found.items()}
+        self._programs: dict[tuple[int, int | None], list[_Step]] = {}
         self._needs: list[Need] = []
         self._views: list[View] | None = None
 
@@ -214,9 +325,24 @@ class Schedule:
         wanted = [i for i, call in enumerate(self.calls) if call.layer in layers]
         return (wanted[0], wanted[-1] + 1) if wanted else (0, 0)
 
+    def _program(self, start: int = 0, stop: int | None = None) -> list[_Step]:
+        """What runs for these calls: fused steps, where all their calls are among them, and the others' own."""
+        program = self._programs.get((start, stop))
+        if program is None:
+            program = self._programs[start, stop] = []
+            end = len(self._steps) if stop is None else stop
+            at = start
+            while at < end:
+                after, step = self._fused.get(at, (end + 1, self._steps[at]))
+                if after > end:
+                    after, step = at + 1, self._steps[at]
+                program.append(step)
+                at = after
+        return program
+
     def scratch_bytes(self, start: int = 0, stop: int | None = None) -> int:
-        """Bytes of workspace on the device's computing side (host calls need none)."""
-        return max((step.scratch for step in self._steps[start:stop]), default=0)
+        """Bytes of workspace on the side where the device computes."""
+        return max((step.scratch for step in self._program(start, stop) if step.side is self.side), default=0)
 
     def needs(self, start: int = 0, stop: int | None = None) -> list[Need]:
         """All the capacity that a run of these calls will use, workspace included."""
@@ -229,7 +355,7 @@ class Schedule:
     def blob_needs(self, start: int = 0, stop: int | None = None) -> list[Need]:
         """The capacity that a run of these calls will use of the memories that blobs are in."""
         most: dict[tuple[SyncedMemory, Side], int] = {}
-        for step in self._steps[start:stop]:
+        for step in self._program(start, stop):
             for memory, side, nbytes in step.needs():
                 if nbytes > most.get((memory, side), 0):
                     most[memory, side] = nbytes
@@ -242,14 +368,16 @@ class Schedule:
             self._needs, self._views = self.blob_needs(), views
         return self._needs + self.scratch_need(self.scratch_bytes())
 
-    def set_attributes(self, index: int, **attributes: Any) -> None:
+    def set_attributes(self, index: int, attributes: dict[str, Any]) -> None:
         """The attributes that call `index` runs with from now on. Its workspace must not depend on them."""
         self._steps[index].attributes.update(attributes)
 
     def run(self, start: int = 0, stop: int | None = None) -> None:
         """Run the calls; what they need should have been secured."""
-        for step in self._steps[start:stop]:
-            step.run()
+        stream, scratch = self.device.compute_stream(), workspace(self.device)
+        with self.device.running():
+            for step in self._program(start, stop):
+                step.run(stream, scratch)
 
 
 def first_uses(calls: Iterable[Call]) -> dict[SyncedMemory, bool]:

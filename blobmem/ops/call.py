@@ -11,6 +11,7 @@ from typing import Any
 
 from blobmem.memory import Intent, View
 from blobmem.memory.blob import Blob
+from blobmem.memory.reordered import Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Operand:
         intent: read, write (part of it, or old values matter) or overwrite (all of it, old values do not matter).
         shape: the shape in which the op sees it, as many elements; the blob's own when None.
         accumulate: a parameter's gradient, added to unless it is known to be zero; the op is told by the keyword.
+        form: how the schedule keeps the array channels last (`memory.reordered.Form`); None as the blob has it.
     """
 
     blob: Blob
@@ -30,6 +32,7 @@ class Operand:
     intent: Intent
     shape: tuple[int, ...] | None = None
     accumulate: bool = False
+    form: Form | None = None
 
     @property
     def view(self) -> View:

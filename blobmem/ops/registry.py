@@ -23,7 +23,7 @@ import numpy as np
 
 Workspace = Callable[..., int]
 
-FAMILIES = {"host": "blobmem.ops.host"}
+FAMILIES = {"host": "blobmem.ops.host", "cuda": "blobmem.ops.cuda"}
 """Device family -> its package, whose MODULES register the ops when they are imported."""
 
 _tables: dict[str, dict[str, Op]] = {}
@@ -67,6 +67,7 @@ class Op:
     name: str
     fn: Callable[..., None]
     workspace: Workspace | None = None
+    family: str = "host"
 
     def __call__(self, *operands: Any, **attributes: Any) -> None:
         self.fn(*operands, **attributes)
@@ -88,8 +89,9 @@ def op(
 def op(fn: Callable[..., None] | None = None, *, workspace: Workspace | None = None, family: str = "host") -> Any:
     """Register a function as the op of its name, and hand the function back unchanged.
 
-    `workspace` maps the call's operands and attributes to bytes; the op then takes a keyword `ws`, a uint8 array of at
-    least that many bytes, aligned to 64, whose contents are undefined. Raises ValueError when the name is taken.
+    `workspace` maps the call's operands and attributes to bytes (of any family but "host" also a keyword `device`);
+    the op then takes a keyword `ws`, a uint8 array of at least that many bytes, aligned to 64, whose contents are
+    undefined. Raises ValueError when the name is taken.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -98,7 +100,7 @@ def op(fn: Callable[..., None] | None = None, *, workspace: Workspace | None = N
         if name in table and table[name].fn.__module__ != function.__module__:
             other = table[name].fn.__module__
             raise ValueError(f"{family} has two ops named {name!r}: {other} and {function.__module__}; rename one")
-        table[name] = Op(name, function, workspace)
+        table[name] = Op(name, function, workspace, family)
         return function
 
     return register if fn is None else register(fn)

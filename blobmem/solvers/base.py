@@ -256,8 +256,10 @@ class Solver:
         net.clear_param_diffs()
         loss = 0.0
         for _ in range(count):
-            loss += net.run_forward()
+            forward = net.start_forward()
             net.run_backward()
+            # only now, so that a GPU has work meanwhile; before the update, as it raises what went wrong on the way
+            loss += forward()
         return loss / count
 
     def _display(self) -> None:

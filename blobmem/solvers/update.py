@@ -147,7 +147,7 @@ class Updater:
         scale = self._clip() / self.param.iter_size
         rate = self.rate.advance(iteration)
         for index, (entry, _) in enumerate(self._entries):
-            self._schedule.set_attributes(index, **self.attributes(entry, rate, scale, iteration))
+            self._schedule.set_attributes(index, self.attributes(entry, rate, scale, iteration))
         self._schedule.run()
         return rate
 

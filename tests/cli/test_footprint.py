@@ -2,8 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from cuda_devices import needs_gpu
 
 from blobmem import footprint as library
+from blobmem.devices.cuda.card import Card
+from blobmem.errors import DeviceError
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,3 +118,55 @@ def test_caffenet_needs_neither_data_nor_device(blobmem):
     values = document(blobmem, ROOT / "models" / "caffenet" / "solver.prototxt", "--test-batch", 50, 250)
     small, large = values["schemes"]["blobs"]["tests"]
     assert max(small["extra_bytes"], large["extra_bytes"]) < 2**20
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    def count():
+        raise DeviceError("no GPU can be used")
+
+    monkeypatch.setattr("blobmem.devices.cuda.context.count", count)
+
+
+def test_prediction_for_cuda_without_a_gpu(blobmem, tiny, no_gpu):
+    simulated, cuda = document(blobmem, tiny.net), document(blobmem, tiny.net, "--device", "cuda")
+    for name, scheme in cuda["schemes"].items():
+        other = simulated["schemes"][name]
+        assert scheme["train_purposes"]["params"] == other["train_purposes"]["params"]
+        assert scheme["train_purposes"]["workspace"] >= 8 << 20  # cuBLAS's, in the test net, too
+        assert "cards" not in scheme
+
+
+def test_a_gpu_that_is_not_here_cannot_be_measured(blobmem, tiny, no_gpu):
+    result = blobmem("footprint", tiny.net, "--device", "cuda", "--measure")
+    assert result.code == 1 and "no GPU can be used" in result.err and not result.out
+
+
+def test_what_the_card_says_is_shown(blobmem, tiny, monkeypatch):
+    compute = library.footprint
+
+    def with_cards(*args, **options):
+        schemes = compute(*args, **options)
+        for scheme in schemes.values():
+            scheme.cards = [Card(n << 20, 2 * n << 20, (500 + 2 * n) << 20, None if n else 777 << 20) for n in range(3)]
+        return schemes
+
+    monkeypatch.setattr(library, "footprint", with_cards)
+    result = blobmem("footprint", tiny.net)
+    lines = result.out.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("In use on the card"))
+    assert [line.split() for line in lines[first + 4 : first + 7]] == [
+        ["before", "0.0", "0.0", "500.0", "777.0", "500.0"],
+        ["train", "8", "1.0", "2.0", "502.0", "-", "500.0"],
+        ["+", "test", "4", "2.0", "4.0", "504.0", "-", "500.0"],
+    ]
+    cards = document(blobmem, tiny.net)["schemes"]["blobs"]["cards"]
+    assert cards[1] == {"held": 1 << 20, "mapped": 2 << 20, "driver": 502 << 20, "nvml": None, "others": 500 << 20}
+
+
+@pytest.mark.gpu
+@needs_gpu[1]
+def test_measured_on_a_gpu(blobmem, tiny):
+    result = blobmem("footprint", tiny.solver, "--measure", "--device", "cuda")
+    assert result.code == 0, result.err
+    assert "In use on the card" in result.out

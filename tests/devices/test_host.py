@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from cuda_devices import has_gpu
 
 from blobmem import devices
 from blobmem.devices import HOST, HostDevice, SimulatedDevice
@@ -51,17 +52,25 @@ def test_get_by_word():
     assert isinstance(devices.get("simulated"), SimulatedDevice)
 
 
-@pytest.mark.parametrize(
-    "word", ["cuda", "cuda:0", "gpu", "cpu:1", "tpu", "", "simulated:", "simulated:lots", "simulated:0"]
-)
+@pytest.mark.parametrize("word", ["cuda:x", "gpu", "cpu:1", "tpu", "", "simulated:", "simulated:lots", "simulated:0"])
 def test_get_refuses_and_says_what_there_is(word):
     with pytest.raises(DeviceError, match="8GiB"):
         devices.get(word)
 
 
-def test_cuda_is_not_called_unknown():
-    with pytest.raises(DeviceError, match="no CUDA device yet"):
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_cuda_says_what_is_missing():
+    with pytest.raises(DeviceError, match=r"(pip install|no CUDA driver|no GPU)"):
         devices.get("cuda")
+
+
+def test_options_of_a_gpu_are_for_a_gpu():
+    with pytest.raises(DeviceError, match="reserve"):
+        devices.get("simulated", reserve=1)
+    with pytest.raises(DeviceError, match="cannot be limited"):
+        devices.get("cpu", 1 << 20)
+    assert devices.get("simulated", 1 << 20).capacity == 1 << 20
+    assert devices.get("simulated:1KiB", 1 << 20).capacity == 1 << 10
 
 
 @pytest.mark.parametrize(

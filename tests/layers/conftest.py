@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem import TRAIN, Net, SimulatedDevice
-from blobmem.devices import HOST
+from blobmem import TRAIN, Net
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem import TEST, TRAIN, Net, NetError, SimulatedDevice
+from blobmem import TEST, TRAIN, Net, NetError
 from blobmem.devices import HOST
 
 VALUES = np.array([-7, -1.5, -0.5, 0, 0.25, 1, 5.5, 8])
@@ -46,7 +47,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("make_device", [lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.mark.parametrize("make_device", DEVICES)
 @pytest.mark.parametrize("name, in_place", [
     pytest.param(name, in_place, id=f"{name} in place" if in_place else name)
     for name in FORMULAS for in_place in (False, True) if name != "absval" or not in_place

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem import TRAIN, Net, NetError, SimulatedDevice
+from blobmem import TRAIN, Net, NetError
 from blobmem.devices import HOST
 
 RNG = np.random.default_rng(0)
@@ -25,7 +26,7 @@ def net_of(
     return net
 
 
-@pytest.mark.parametrize("make_device", [lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.mark.parametrize("make_device", DEVICES)
 @pytest.mark.parametrize("scale", ["dim: 2 dim: 3", "dim: 2 dim: 3 dim: 1 dim: 1"], ids=["flat", "of ones"])
 def test_values_and_gradients(scale, make_device):
     net = net_of(scale, device=make_device())

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import TRAIN, Net, NetError, SimulatedDevice
 from blobmem.devices import HOST
@@ -60,7 +61,7 @@ IGNORE = "loss_param { ignore_label: 255 }"
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (1, 1, 3, 3)], ids=["square", "legacy"])
-@pytest.mark.parametrize("make_device", [lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.mark.parametrize("make_device", DEVICES)
 def test_infogain_from_a_file_is_that_of_a_bottom(tmp_path, make_device, shape):
     write_matrix(tmp_path / "h.binaryproto", GAINS.reshape(shape))
     source = f'infogain_loss_param {{ source: "{tmp_path}/h.binaryproto" }}'

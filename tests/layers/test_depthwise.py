@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem import TEST, Net, NetError, SimulatedDevice
+from blobmem import TEST, Net, NetError
 from blobmem.devices import HOST
 
 NAMES = ["DepthwiseConvolution", "ConvolutionDepthwise"]
@@ -16,7 +17,7 @@ def net_of(type_, options, device=HOST, shape=(2, 4, 6, 5)):
     return Net(text, TEST, device=device, seed=1)
 
 
-@pytest.mark.parametrize("make_device", [lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.mark.parametrize("make_device", DEVICES)
 @pytest.mark.parametrize("type_", NAMES)
 def test_each_channel_by_itself(type_, make_device):
     net = net_of(type_, "kernel_size: 3 pad: 1 stride: 2 bias_term: false", make_device())

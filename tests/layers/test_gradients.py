@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from cuda_devices import EMULATED, GPU
 
-from blobmem import TRAIN, Net, layer_types
+from blobmem import TRAIN, Net, devices, layer_types
+from blobmem.devices import HOST
 
 CONV = "convolution_param { num_output: 4 kernel_size: 3 %s }"
 CASES = {
@@ -94,6 +96,15 @@ TESTED_ELSEWHERE = {
     "PriorBox", "DetectionOutput", "Proposal",  # no gradient
     "ROIPooling",  # below, since its second bottom is regions; Upsample's second bottom, too
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, params=[pytest.param(lambda: HOST, id="host"), EMULATED, GPU])
+def device(request):
+    """Where all nets here are."""
+    before = devices.default()
+    devices.set_default(request.param())
+    yield devices.default()
+    devices.set_default(before)
 
 
 def test_every_layer_has_a_gradient_check():

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem import TEST, TRAIN, Net, NetError, SimulatedDevice
+from blobmem import TEST, TRAIN, Net, NetError
 from blobmem.devices import HOST
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

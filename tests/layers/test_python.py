@@ -5,9 +5,9 @@ import textwrap
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import TRAIN, Net, NetError, SGDSolver, SimulatedDevice
-from blobmem.devices import HOST
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
 
@@ -132,7 +132,7 @@ def module(tmp_path, monkeypatch):
         sys.modules.pop(name)
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

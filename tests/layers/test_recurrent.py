@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import TEST, TRAIN, Net, NetError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
@@ -14,7 +15,7 @@ from blobmem.solvers import get_solver
 FILLERS = 'weight_filler { type: "uniform" min: -0.6 max: 0.6 } bias_filler { type: "uniform" min: -0.3 max: 0.3 }'
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

@@ -1,21 +1,16 @@
-"""Every layer against what the original Caffe computed: recorded inputs, outputs and gradients, on both devices."""
+"""Every layer against what the original Caffe computed: recorded inputs, outputs and gradients, on all devices."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_devices import EMULATED, GPU, TF32_GPU
 
 from blobmem import TEST, TRAIN, Net, SimulatedDevice
 from blobmem.devices import HOST
 
 CASES = sorted((Path(__file__).parents[1] / "data" / "layers").glob("*.npz"))
-TOLERANCE = 1e-4  # of the array's largest value
-
-
-def check(name, got, expected):
-    assert got.shape == expected.shape, name
-    scale = np.abs(expected).max(initial=0)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE * max(scale, 1e-30), err_msg=name)
+TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3}  # of the array's largest value
 
 
 def group(case, kind):
@@ -27,11 +22,21 @@ def param(net, key):
     return net.params[layer][int(index)]
 
 
-@pytest.mark.parametrize("make_device", [lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.mark.parametrize(
+    "make_device",
+    [pytest.param(lambda: HOST, id="host"), pytest.param(SimulatedDevice, id="simulated"), EMULATED, GPU, TF32_GPU],
+)
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_matches_caffe(path, make_device):
     case = np.load(path)
     device = make_device()
+    tolerance = TOLERANCE[getattr(device, "math", "fp32")]
+
+    def check(name, got, expected):
+        assert got.shape == expected.shape, name
+        scale = np.abs(expected).max(initial=0)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * max(scale, 1e-30), err_msg=name)
+
     net = Net(str(case["prototxt"]), {"TRAIN": TRAIN, "TEST": TEST}[str(case["phase"])], device=device, seed=1)
     for key, values in group(case, "param").items():
         param(net, key).data[...] = values

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import TEST, TRAIN, Net, NetError, SimulatedDevice
 from blobmem.devices import HOST
 from blobmem.layers.region import anchor_boxes
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 
@@ -189,7 +190,7 @@ def test_images_that_were_not_described():
             proposer(images=one, described=3 - one)
     net = proposer()
     net.blobs["info"].data[...] = 0
-    with pytest.raises(NetError, match=r"layer 'p' .*image 0 has height, width and scale \[0.0, 0.0, 0.0\]"):
+    with pytest.raises(NetError, match=r"layer 'p'.*image 0 has height, width and scale \[0.0, 0.0, 0.0\]"):
         net.run_forward()
 
 

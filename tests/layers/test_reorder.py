@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem import TRAIN, Net, NetError, SimulatedDevice
+from blobmem import TRAIN, Net, NetError
 from blobmem.devices import HOST
 
 
@@ -23,7 +24,7 @@ def permute(*order):
     return f"permute_param {{ {' '.join(f'order: {axis}' for axis in order)} }}"
 
 
-@pytest.mark.parametrize("make_device", [lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.mark.parametrize("make_device", DEVICES)
 @pytest.mark.parametrize("shape, given, order", [
     ((2, 6, 3, 4), (0, 2, 3, 1), (0, 2, 3, 1)), ((2, 6, 3, 4), (3,), (3, 0, 1, 2)), ((5, 3), (1, 0), (1, 0)),
     ((2, 3, 2, 3, 2), (4, 2), (4, 2, 0, 1, 3)),

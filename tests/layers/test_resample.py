@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem import TEST, TRAIN, Net, NetError, SimulatedDevice
+from blobmem import TEST, TRAIN, Net, NetError
 from blobmem.devices import HOST
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 
@@ -154,6 +155,7 @@ def test_a_size_that_the_pooling_did_not_have(device):
         ValueError, match="mask value .* is no place in a plane of 2 x 2: give the size of what was pooled"
     ):
         net.run_forward()
+        device.synchronize()  # where a GPU tells
 
 
 @pytest.mark.parametrize("options, shapes, message", [

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem import TRAIN, Net, NetError, SimulatedDevice, build_nets
-from blobmem.devices import HOST
+from blobmem import TRAIN, Net, NetError, build_nets
 from blobmem.errors import BlobmemError
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

@@ -6,15 +6,15 @@ import pickle
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import Blob, SimulatedDevice
-from blobmem.devices import HOST
 from blobmem.errors import NetError
 from blobmem.memory.blob import from_dlpack
 from blobmem.proto import caffe_pb2
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

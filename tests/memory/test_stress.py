@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import blobmem.memory as memory_package
 from blobmem.memory import SyncedMemory, stress
 from blobmem.memory.device_side import DeviceSide
+from blobmem.memory.host_side import HostSide
 from blobmem.memory.stress import Machine, Mismatch, run
 
 
@@ -111,11 +112,15 @@ def break_adoption(monkeypatch):
     monkeypatch.setattr(SyncedMemory, "set_host_array", adopt)
 
 
+def break_pinning(monkeypatch):
+    monkeypatch.setattr(HostSide, "wants_pin", lambda self, stop: False)
+
+
 @pytest.mark.parametrize(
     "mutation",
     [
         break_state, break_waiting, break_order_of_streams, break_zeroing, break_epoch, break_landing, break_fetching,
-        break_adoption,
+        break_adoption, break_pinning,
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem import TEST, TRAIN, Net, SimulatedDevice
-from blobmem.devices import HOST
+from blobmem import TEST, TRAIN, Net
 
 NET = """
 name: "squares" force_backward: true
@@ -15,7 +15,7 @@ layer { name: "sum" type: "InnerProduct" bottom: "y" top: "z"
 """
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

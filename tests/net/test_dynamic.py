@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import TRAIN, Net, OutOfDeviceMemory, SimulatedDevice
-from blobmem.devices import HOST
 from blobmem.layers.base import Layer, register_layer
 from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
 
@@ -44,7 +44,7 @@ layer { name: "ip" type: "InnerProduct" bottom: "y" top: "z"
 """
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

@@ -3,9 +3,9 @@
 import h5py
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import TEST, TRAIN, Net, OutOfDeviceMemory, SharedBlobError, SimulatedDevice, build_nets
-from blobmem.devices import HOST
 
 ROWS = """
 layer {{ name: "rows" type: "HDF5Data" top: "x" top: "chosen" hdf5_data_param {{ source: "{list}" batch_size: 4 }} }}
@@ -37,7 +37,7 @@ def fail_before(net, name):
     net.before_forward(callback)
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

@@ -85,7 +85,7 @@ def test_nets_that_share_stay_together():
 
 def test_gpu_mode_without_a_gpu():
     blobmem.set_device(3)
-    with pytest.raises(DeviceError, match="cuda:3"):
+    with pytest.raises(DeviceError, match="pip install|no CUDA driver|no GPU"):
         blobmem.set_mode_gpu()
     assert devices.default() is HOST
 

@@ -9,9 +9,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import TEST, TRAIN, BlobmemError, Net, NetError, OutOfDeviceMemory, SimulatedDevice, set_random_seed
-from blobmem.devices import HOST
 from blobmem.memory import Head
 from blobmem.memory.blob import from_dlpack
 
@@ -27,7 +27,7 @@ layer { name: "loss" type: "EuclideanLoss" bottom: "ip2" bottom: "t" top: "loss"
 """
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import TRAIN, Net, SimulatedDevice
-from blobmem.devices import HOST
+from blobmem.memory import SyncedMemory
 
 NET = """
 force_backward: true
@@ -16,7 +17,7 @@ layer { name: "loss" type: "Reduction" bottom: "y" top: "loss" loss_weight: 1 }
 """
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 
@@ -63,3 +64,33 @@ def test_what_depends_on_more_than_places_is_done_again(device):
     net.blobs["image"].reshape(1, 3, 40, 40)
     large = net.forward()["boxes"].copy()
     np.testing.assert_allclose(np.ptp(large[0, 0, :4:2]), np.ptp(small[0, 0, :4:2]) / 2, rtol=1e-5)
+
+
+INNER = """
+layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 6 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param { num_output: 3 } }
+layer { name: "loss" type: "Reduction" bottom: "y" top: "loss" loss_weight: 1 }
+"""
+
+
+def test_what_stays_in_its_place_is_not_accessed_again(device, monkeypatch):
+    net = Net(INNER, TRAIN, device=device)
+    forward, backward = net.compiled()
+    accessed = []
+    access = SyncedMemory.access
+    monkeypatch.setattr(SyncedMemory, "access", lambda *args: accessed.append(args[0]) or access(*args))
+
+    def accesses(schedule):
+        accessed.clear()
+        schedule.run()
+        return set(accessed)
+
+    for _ in range(3):
+        net.clear_param_diffs()
+        first = accesses(forward)
+        added = accesses(backward)
+    gradients = {entry.blob.diff_view.memory for entry in net.learnable}
+    assert (first, added) == (set(), gradients)
+    assert accesses(backward) == set()
+    net.blobs["x"].data[...] = 1
+    assert device.is_host or net.blobs["x"].data_view.memory in accesses(forward)

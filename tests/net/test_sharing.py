@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
 from blobmem import TEST, TRAIN, Blob, Net, SharedBlobError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
@@ -29,7 +30,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: 
 """
 
 
-@pytest.fixture(params=[lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
     return request.param()
 

@@ -5,11 +5,11 @@ import tracemalloc
 import h5py
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 from device_tools import write
 from hdf5_files import HOSTILE, replace_with
 
 from blobmem import TEST, TRAIN, Net, NetError, SimulatedDevice
-from blobmem.devices import HOST
 from blobmem.net import weights
 
 NET = """
@@ -136,7 +136,7 @@ def test_folder_that_is_missing(tmp_path):
 # -------------------------------------------------------------------- reading
 
 
-@pytest.mark.parametrize("make_device", [lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.mark.parametrize("make_device", DEVICES)
 @pytest.mark.parametrize("text", [NET, OWN], ids=["shared", "own"])
 def test_there_and_back(tmp_path, make_device, text):
     net, other = make(text, device=make_device()), make(text, seed=2, device=make_device())

@@ -5,10 +5,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
 
-from blobmem.devices import HOST, SimulatedDevice
+from blobmem.data.mnist import convert
+from blobmem.devices import HOST
+from blobmem.proto.text import read_net
 from blobmem.solvers import get_solver
 
+ROOT = Path(__file__).parents[2]
 NOISY = """
 name: "noisy"
 layer {
@@ -38,9 +42,21 @@ max_iter: 12 average_loss: 3 test_iter: 2 test_iter: 3 test_interval: 3 snapshot
 """
 
 
-@pytest.fixture(params=["host", "simulated"])
+@pytest.fixture(params=DEVICES)
 def device(request):
-    return HOST if request.param == "host" else SimulatedDevice()
+    return request.param()
+
+
+@pytest.fixture(scope="session")
+def lenet(tmp_path_factory):
+    """LeNet with its databases in a folder of its own."""
+    folder = tmp_path_factory.mktemp("mnist")
+    convert(ROOT / "models" / "lenet" / "mnist", folder)
+    net = read_net(ROOT / "models" / "lenet" / "train_val.prototxt")
+    for layer in net.layer:
+        if layer.type == "Data":
+            layer.data_param.source = str(folder / Path(layer.data_param.source).name)
+    return net
 
 
 @pytest.fixture

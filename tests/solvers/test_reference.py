@@ -1,9 +1,10 @@
-"""All solver types and policies against what the original Caffe computed in 30 steps, on both devices."""
+"""All solver types and policies against what the original Caffe computed in 30 steps, on all devices."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_devices import EMULATED, GPU
 
 from blobmem.devices import SimulatedDevice
 from blobmem.proto import caffe_pb2
@@ -47,9 +48,13 @@ def test_matches_caffe(path, device):
             np.testing.assert_allclose(values, case[key], rtol=0, atol=TOLERANCE * np.abs(case[key]).max(), err_msg=key)
 
 
+AWAY = pytest.mark.parametrize("make_device", [pytest.param(SimulatedDevice, id="simulated"), EMULATED, GPU])
+
+
+@AWAY
 @pytest.mark.parametrize("name", ["sgd-momentum-l2", "nesterov", "adagrad", "rmsprop", "adadelta", "adam"])
-def test_no_byte_leaves_the_device_but_the_loss(name):
-    device = SimulatedDevice()
+def test_no_byte_leaves_the_device_but_the_loss(name, make_device):
+    device = make_device()
     case = np.load(next(path for path in CASES if path.stem == name))
     solver = solver_of(case, device=device)
     solver.step(2)
@@ -61,8 +66,9 @@ def test_no_byte_leaves_the_device_but_the_loss(name):
     assert spent.allocator_calls == 0
 
 
-def test_clipping_reads_one_number():
-    device = SimulatedDevice()
+@AWAY
+def test_clipping_reads_one_number(make_device):
+    device = make_device()
     solver = solver_of(np.load(next(path for path in CASES if path.stem == "sgd-clip")), device=device)
     solver.step(2)
     before = device.statistics.snapshot()

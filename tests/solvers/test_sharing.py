@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_devices import DEVICES
+from cuda_emulation import EmulatedCuda
 
 from blobmem import SimulatedDevice
-from blobmem.data.mnist import convert
 from blobmem.devices import HOST
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
@@ -14,18 +15,6 @@ from blobmem.solvers import get_solver
 
 ROOT = Path(__file__).parents[2]
 NETS = ROOT / "tests" / "data" / "nets"
-
-
-@pytest.fixture(scope="session")
-def lenet(tmp_path_factory):
-    """LeNet with its databases in a folder of its own."""
-    folder = tmp_path_factory.mktemp("mnist")
-    convert(ROOT / "models" / "lenet" / "mnist", folder)
-    net = read_net(ROOT / "models" / "lenet" / "train_val.prototxt")
-    for layer in net.layer:
-        if layer.type == "Data":
-            layer.data_param.source = str(folder / Path(layer.data_param.source).name)
-    return net
 
 
 def run(model, share, device, batches, steps=50):
@@ -52,16 +41,17 @@ def same(shared, alone):
             np.testing.assert_array_equal(values, theirs[name])
     for mine, theirs in zip(shared[2], alone[2], strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    assert len(set(shared[0])) > 40, "a run that does not learn shows nothing"
+    assert len(set(shared[0])) > 0.8 * len(shared[0]), "a run that does not learn shows nothing"
     assert any(report.shared for report in shared[3].reports)
 
 
 @pytest.mark.parametrize("batches", [(8, 4), (4, 9)], ids=["smaller", "larger"])
-@pytest.mark.parametrize("make_device", [lambda: HOST, SimulatedDevice], ids=["host", "simulated"])
+@pytest.mark.parametrize("make_device", DEVICES)
 @pytest.mark.parametrize("name", ["resnet_small", "inception_small", "flatten_test_phase", "flatten_alias"])
 def test_small_nets(name, make_device, batches):
     model = NETS / f"{name}.prototxt"
-    same(run(model, True, make_device(), batches), run(model, False, make_device(), batches))
+    steps = 4 if make_device is EmulatedCuda else 50
+    same(run(model, True, make_device(), batches, steps), run(model, False, make_device(), batches, steps))
 
 
 @pytest.mark.parametrize("batches", [(16, 10), (10, 25)], ids=["smaller", "larger"])

@@ -11,6 +11,7 @@ import pytest
 
 from blobmem.data import prefetch_line
 from blobmem.data.prefetch import Prefetcher
+from blobmem.data.prefetch_batch import LockableBuffer, specs
 from blobmem.errors import NetError
 
 BATCH = 6
@@ -395,3 +396,116 @@ def test_a_thread_that_never_ends_does_not_keep_the_process():
 
 def test_batches_taken_when_the_threads_have_ended_with_the_process():
     assert run("gate.set()", "late") == "all taken\n"
+
+
+# ---------------------------------------------------------------- lending
+
+
+class Copy:
+    """An event that is done when somebody says so, or waits for it."""
+
+    def __init__(self):
+        self.done, self.waited = False, 0
+
+    def synchronize(self):
+        self.done = True
+        self.waited += 1
+
+
+def lend(batches, position, seed=3):
+    """The batch at `position`, checked."""
+    wanted = arrays()
+    numbers(position, seed, wanted)
+    batch = batches.lend(position, seed, specs(wanted))
+    assert all(np.array_equal(a, b) for a, b in zip(batch.arrays, wanted, strict=True))
+    return batch
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_lent_batches_are_the_same(depth):
+    batches = Prefetcher(numbers, BATCH, depth, threads=2)
+    for position in (*range(0, 20 * BATCH, BATCH), 7, 13, 19):
+        batch = lend(batches, position)
+        assert isinstance(batch.buffer, LockableBuffer)
+        batches.take_back(batch, Copy())
+    assert batches.batches == 23
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_a_lent_buffer_comes_back_when_its_event_is_done_and_at_most_two_are_out(depth):
+    batches = Prefetcher(numbers, BATCH, depth, threads=1)
+    copies, buffers = [], []
+    for number in range(12):
+        batch = lend(batches, number * BATCH)
+        assert all(copy.done for copy, buffer in zip(copies, buffers, strict=True) if buffer is batch.buffer)
+        copies.append(Copy())
+        buffers.append(batch.buffer)
+        batches.take_back(batch, copies[-1])
+        if number == 8:
+            copies[-1].done = copies[-2].done = True
+    # nobody waits before two others are out
+    assert [copy.done for copy in copies[-3:]] == [True, False, False]
+    assert len(set(map(id, buffers))) <= 2 + max(depth, 1)
+    assert batches.nbytes <= (2 + max(depth, 1)) * 128
+
+
+def test_lent_buffers_count_among_the_bytes(monkeypatch):
+    monkeypatch.setattr(prefetch_line, "MOST_BYTES", 4 * 96)
+    source = Source(0.002)
+    batches = Prefetcher(source.load, BATCH, 100, threads=3)
+    for position in range(0, 40 * BATCH, BATCH):
+        batches.take_back(lend(batches, position), Copy())
+        assert batches.nbytes <= 4 * 128
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_batch_that_fails_is_not_lent_and_can_be_passed_over(depth):
+    source = Source()
+    source.bad = {3 * BATCH + 1}
+    batches = Prefetcher(source.load, BATCH, depth, threads=2)
+    for position in range(0, 3 * BATCH, BATCH):
+        batches.take_back(lend(batches, position), Copy())
+    for _ in range(3):
+        with pytest.raises(NetError, match="item 19 is bad"):
+            lend(batches, 3 * BATCH)
+    batches.pass_over(3 * BATCH, 3, specs(arrays()))
+    batches.take_back(lend(batches, 4 * BATCH), Copy())
+    assert batches.batches == 5
+
+
+def test_a_source_that_lends_can_be_taken_from_and_the_other_way_round():
+    batches = Prefetcher(numbers, BATCH, 3, threads=2)
+    for position in range(0, 20 * BATCH, BATCH):
+        if position // BATCH % 7 < 3:
+            check(batches, position)
+        else:
+            batches.take_back(lend(batches, position), Copy())
+
+
+def test_buffers_that_can_be_locked_grow_in_place_and_are_locked_as_a_whole():
+    class Device:
+        calls = []  # noqa: RUF012
+
+        def pin(self, address, nbytes):
+            self.calls.append((address, nbytes))
+            return True
+
+        def unpin(self, address):
+            self.calls.append((address, 0))
+
+        def when_idle(self, call):
+            call()
+
+    buffer, device = LockableBuffer(), Device()
+    (small,) = buffer.arrays([((1000,), np.dtype(np.uint8))])
+    buffer.lock(device)
+    buffer.lock(device)
+    (large,) = buffer.arrays([((300000,), np.dtype(np.uint8))])
+    assert large.ctypes.data == small.ctypes.data
+    buffer.lock(device)
+    address = small.ctypes.data
+    page = os.sysconf("SC_PAGESIZE")
+    assert device.calls == [(address, page), (address, 0), (address, -(-300000 // page) * page)]
+    del small, large, buffer
+    gc.collect()
+    assert device.calls[3:] == [(address, 0)]

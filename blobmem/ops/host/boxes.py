@@ -23,6 +23,7 @@ from blobmem.ops.host.box_kernels import (
     write_regions,
 )
 from blobmem.ops.host.parallel import parallel_for
+from blobmem.ops.labels import bad_image, bad_prior
 from blobmem.ops.registry import op
 
 Pair = tuple[float, float]
@@ -65,7 +66,7 @@ def decode_boxes(offsets: np.ndarray, priors: np.ndarray, boxes: np.ndarray, *, 
     images, count, _, _ = offsets.shape
     corners, factors = priors[0].reshape(-1, 4), priors[-1].reshape(-1, 4)
     if code != "CORNER" and (bad := first_without_area(corners)) >= 0:
-        raise ValueError(f"prior box {bad}, {corners[bad].tolist()}, has no area, which code type {code} divides by")
+        raise bad_prior(code, bad, corners[bad].tolist())
     parallel_for(decode, images * count, offsets, corners, factors, variances, _CODES[code], boxes,
                  grain=1 + 1024 // max(1, offsets.shape[2]))  # fmt: skip
 
@@ -88,7 +89,7 @@ def propose_boxes(scores: np.ndarray, deltas: np.ndarray, info: np.ndarray, boxe
     used = np.ascontiguousarray(info[:, :4])
     for n in range(images):
         if not (np.isfinite(used[n]).all() and used[n].min() > 0):
-            raise ValueError(f"image {n} has height, width and scale {used[n].tolist()}; they are numbers above 0")
+            raise bad_image(n, used[n].tolist())
     parallel_for(propose, images * height, scores, deltas, used, np.array(anchors, np.float64), stride, float(min_size),
                  boxes, kept_scores, grain=1 + 1024 // max(1, width * len(anchors)))  # fmt: skip
 

@@ -11,9 +11,10 @@ import math
 import numpy as np
 
 from blobmem.ops.host.compiled import kernel
-from blobmem.ops.host.loss import count_labels, ignore_as_number, normalizer, softmax_forward, sum_in_parts
+from blobmem.ops.host.loss import count_labels, softmax_forward, sum_in_parts
 from blobmem.ops.host.loss_kernels import label_losses
 from blobmem.ops.host.parallel import parallel_for
+from blobmem.ops.labels import ignore_as_number, normalizer
 from blobmem.ops.registry import ArraySpec, op
 
 _GRAIN = 32768

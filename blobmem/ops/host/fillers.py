@@ -55,11 +55,33 @@ class Filler:
         fan_out = count / shape[1] if len(shape) > 1 else count
         return {"FAN_IN": fan_in, "FAN_OUT": fan_out, "AVERAGE": (fan_in + fan_out) / 2}[self.variance_norm]
 
+    def normal(self, shape: tuple[int, ...]) -> tuple[float, float]:
+        """Mean and standard deviation of "gaussian" and "msra"."""
+        return (0.0, math.sqrt(2 / self.fan(shape))) if self.kind == "msra" else (self.mean, self.std)
+
+    def bounds(self, shape: tuple[int, ...]) -> tuple[float, float]:
+        """Between which "uniform", "xavier" and "positive_unitball" draw."""
+        if self.kind == "xavier":
+            high = math.sqrt(3 / self.fan(shape))
+            return -high, high
+        return (0.0, 1.0) if self.kind == "positive_unitball" else (self.min, self.max)
+
+    def bilinear_width(self, shape: tuple[int, ...]) -> int:
+        """Height and width of the planes of "bilinear". Raises NetError where they are not equal."""
+        if len(shape) != 4 or shape[2] != shape[3]:
+            raise NetError(f"filler 'bilinear': expected 4 axes with height equal to width, got shape {shape}")
+        return shape[3]
+
+
+def bilinear_scale(width: int) -> tuple[int, float]:
+    """How many times a deconvolution with a bilinear kernel enlarges, and the kernel's centre as a multiple of that."""
+    factor = math.ceil(width / 2)
+    return factor, (2 * factor - 1 - factor % 2) / (2 * factor)
+
 
 def bilinear_kernel(width: int) -> np.ndarray:
     """The (width, width) kernel that interpolates linearly when a deconvolution enlarges ceil(width / 2) times."""
-    factor = math.ceil(width / 2)
-    center = (2 * factor - 1 - factor % 2) / (2 * factor)
+    factor, center = bilinear_scale(width)
     line = 1 - np.abs(np.arange(width) / factor - center)
     return line[:, None] * line[None, :]
 
@@ -76,9 +98,7 @@ def fill_random(y: np.ndarray, *, filler: Filler, draws: Draws) -> None:
     if filler.kind == "constant":
         y.fill(filler.value)
     elif filler.kind == "bilinear":
-        if y.ndim != 4 or y.shape[2] != y.shape[3]:
-            raise NetError(f"filler 'bilinear': expected 4 axes with height equal to width, got shape {y.shape}")
-        y[...] = bilinear_kernel(y.shape[3])
+        y[...] = bilinear_kernel(filler.bilinear_width(y.shape))
     else:
         _fill_drawn(y, filler, draws)
 
@@ -89,19 +109,13 @@ def _fill_drawn(y: np.ndarray, filler: Filler, draws: Draws) -> None:
 
     flat, blocks = y.reshape(-1), -(-y.size // 4)
     if filler.kind in ("gaussian", "msra"):
-        scaled = filler.kind == "msra"
-        mean, std = (0.0, math.sqrt(2 / filler.fan(y.shape))) if scaled else (filler.mean, filler.std)
+        mean, std = filler.normal(y.shape)
         parallel_for(philox.fill_gauss, blocks, flat, draws.key(), mean, std, grain=512)
         if filler.kind == "gaussian" and filler.sparse >= 0:
             keep = filler.sparse / y.shape[0]
             parallel_for(philox.clear_some, blocks, flat, draws.key(1), keep, grain=1024)
         return
-    low, high = filler.min, filler.max
-    if filler.kind == "xavier":
-        high = math.sqrt(3 / filler.fan(y.shape))
-        low = -high
-    elif filler.kind == "positive_unitball":
-        low, high = 0.0, 1.0
+    low, high = filler.bounds(y.shape)
     parallel_for(philox.fill_uniform, blocks, flat, draws.key(), low, high - low, grain=1024)
     if filler.kind == "positive_unitball":
         parallel_for(philox.normalize_rows, y.shape[0], flat, y.size // y.shape[0], grain=64)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from blobmem.errors import NetError
 from blobmem.ops.host.compiled import kernel
 from blobmem.ops.host.parallel import parallel_for
+from blobmem.ops.labels import bad_index
 from blobmem.ops.registry import op
 
 _GRAIN = 32768
@@ -32,9 +32,7 @@ def check_indices(index: np.ndarray, items: int, layer: str) -> None:
     parallel_for(_judge, 1, index.reshape(-1), items, bad)
     place = int(bad[0])
     if place >= 0:
-        value = float(index.reshape(-1)[place])
-        expected = f"a whole number from 0 to {items - 1}" if items else "no index, since there are no items"
-        raise NetError(f"layer '{layer}': index {value:g} at place {place}: expected {expected}; check the data")
+        raise bad_index(layer, items, place, float(index.reshape(-1)[place]))
 
 
 @kernel

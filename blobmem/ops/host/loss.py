@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from blobmem.errors import NetError
 from blobmem.ops.host.loss_kernels import judge_labels, label_gradient, label_losses, softmax, softmax_gradient
 from blobmem.ops.host.parallel import parallel_for
+from blobmem.ops.labels import bad_label, ignore_as_number, normalizer
 from blobmem.ops.registry import op
 
 PARTS = 64
@@ -51,24 +51,8 @@ def count_labels(label: np.ndarray, classes: int, ignore: float, layer: str = ""
     judge_labels(0, 1, label.reshape(-1), classes, ignore, result)
     bad = int(result[1])
     if bad >= 0:
-        value = float(label.reshape(-1)[bad])
-        where = f"layer '{layer}': " if layer else ""
-        raise NetError(
-            f"{where}label {value:g} of item {bad} is no class: expected 0 to {classes - 1}; check the data and "
-            "num_output, or set ignore_label for items without a class"
-        )
+        raise bad_label(layer, classes, bad, float(label.reshape(-1)[bad]))
     return int(result[0])
-
-
-def ignore_as_number(ignore_label: int | None) -> float:
-    """The label to ignore as kernels take it; no label equals not-a-number."""
-    return float("nan") if ignore_label is None else float(ignore_label)
-
-
-def normalizer(normalization: str, outer: int, inner: int, valid: int) -> float:
-    """What losses are divided by: all positions, those not ignored, the batch, or nothing; never below 1."""
-    counts = {"FULL": outer * inner, "VALID": valid, "BATCH_SIZE": outer, "NONE": 1}
-    return max(1.0, float(counts[normalization]))
 
 
 def sum_in_parts(kernel: Callable[..., Any], size: int, *args: Any) -> float:

@@ -11,9 +11,10 @@ import numpy as np
 
 from blobmem.ops.host.blocks import in_blocks
 from blobmem.ops.host.compiled import kernel, reducing_part
-from blobmem.ops.host.loss import ignore_as_number, normalizer, sum_in_parts
+from blobmem.ops.host.loss import sum_in_parts
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.host.update import sum_of_squares
+from blobmem.ops.labels import ignore_as_number, normalizer
 from blobmem.ops.registry import op
 
 _GRAIN = 32768

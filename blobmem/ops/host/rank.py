@@ -7,8 +7,9 @@ import math
 import numpy as np
 
 from blobmem.ops.host.compiled import kernel, part
-from blobmem.ops.host.loss import count_labels, ignore_as_number
+from blobmem.ops.host.loss import count_labels
 from blobmem.ops.host.parallel import parallel_for
+from blobmem.ops.labels import ignore_as_number
 from blobmem.ops.registry import op
 
 

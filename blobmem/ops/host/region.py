@@ -13,6 +13,7 @@ import numpy as np
 
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.host.region_kernels import add_to_largest, largest_of_cells
+from blobmem.ops.labels import bad_region
 from blobmem.ops.registry import op
 
 
@@ -20,9 +21,7 @@ def _check(regions: np.ndarray, images: int) -> None:
     good = np.isfinite(regions).all(axis=1) & (regions[:, 0] >= 0) & (regions[:, 0] < images)
     if not good.all():
         k = int(np.argmin(good))
-        raise ValueError(
-            f"region {k} is {regions[k].tolist()}; it is an image, 0 to {images - 1}, and four finite coordinates"
-        )
+        raise bad_region(images, k, regions[k].tolist())
 
 
 @op

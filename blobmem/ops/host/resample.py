@@ -17,6 +17,7 @@ from blobmem.ops.host.resample_kernels import (
     put,
     take,
 )
+from blobmem.ops.labels import bad_place
 from blobmem.ops.registry import op
 
 Pair = tuple[int, int]
@@ -58,10 +59,7 @@ def nearest_backward(dy: np.ndarray, dx: np.ndarray, *, times: Pair, over: Pair)
 def _check(mask: np.ndarray, rows: int, columns: int) -> None:
     bad = first_outside(mask.reshape(-1), rows * columns)
     if bad >= 0:
-        raise ValueError(
-            f"mask value {mask.reshape(-1)[bad]:g} at {tuple(map(int, np.unravel_index(bad, mask.shape)))} is no place "
-            f"in a plane of {rows} x {columns}: give the size of what was pooled"
-        )
+        raise bad_place(mask.shape, rows, columns, bad, float(mask.reshape(-1)[bad]))
 
 
 @op

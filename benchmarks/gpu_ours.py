@@ -1,0 +1,118 @@
+"""blobmem's side of the GPU benchmark: one net in one phase on a device of its own, with constant data."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import blobmem
+from benchmarks import inputs
+from benchmarks.clock import Contestant, Deadline
+from blobmem import devices
+
+MIB = 2**20
+CLASSES = 10  # of the labels: as many as any net has
+SOLVER_STEPS = 5
+
+
+class Ours:
+    """A warmed-up net. `contestant` takes its steps without reading a loss, which is what makes nobody wait.
+
+    Args:
+        model, batch: a folder of models/ and the batch size.
+        phase: "train" (forward, backward, update) or "infer" (the deploy net's forward).
+        math: "fp32" or "tf32".
+        word: the device's ("cuda").
+    """
+
+    name = "blobmem"
+
+    def __init__(self, model: str, batch: int, phase: str, math: str, word: str, deadline: Deadline) -> None:
+        begin = time.perf_counter()
+        self.device = device_of(word, math)
+        self.solver: Any = None
+        with search_clock() as self.searched:
+            if phase == "train":
+                self.solver = inputs.solver_of(inputs.with_inputs(model, batch), device=self.device)
+                self.net = self.solver.net
+                inputs.fill(self.net, CLASSES)
+                self.solver.step(1)
+                step = self._train_step()
+            else:
+                net = inputs.with_inputs(model, batch, deploy=True)
+                self.net = blobmem.Net(net, blobmem.TEST, device=self.device, seed=1, forward_only=True)
+                inputs.fill(self.net, CLASSES)
+                step = self.net.run_forward  # a deploy net has no loss to read
+            self.contestant = Contestant(step, self._synchronize)
+            self.contestant.take(1)
+        self.prepared = time.perf_counter() - begin
+        self.step_ms = self.contestant.warm_up(deadline)
+        self.device.statistics.reset_peak()
+
+    def _train_step(self) -> Callable[[], None]:
+        """`Solver.step` without what it reads each time, and without looking at the needs again."""
+        net, updater, iteration = self.net, self.solver.updater, self.solver.iter
+        forward, backward = net.compiled()
+
+        def step() -> None:
+            net.clear_param_diffs()
+            net.state.iteration += 1
+            forward.run()
+            backward.run()
+            updater.run(iteration)
+
+        return step
+
+    def _synchronize(self) -> None:
+        if not self.device.is_host:
+            self.device.synchronize()
+
+    def finish(self) -> dict[str, Any]:
+        """What was measured, with the host's time, `Solver.step`'s, and the bytes held."""
+        result = self.contestant.result()
+        result["host_ms"] = self.contestant.host_ms()
+        if self.solver is not None:
+            whole = Contestant(lambda: self.solver.step(1), self._synchronize)
+            result["solver_ms"] = whole.take(SOLVER_STEPS)
+        statistics = self.device.statistics
+        if not self.device.is_host:
+            result["peak_mib"] = statistics.peak_bytes / MIB
+            result["physical_mib"] = getattr(self.device, "physical_bytes", 0) / MIB
+        return result | {"search_s": self.searched[0], "searches": self.searched[1], "prepare_s": self.prepared}
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.__dict__.clear()
+        gc.collect()
+
+
+def device_of(word: str, math: str) -> devices.Device:
+    """A device of its own, so that its statistics are."""
+    return devices.get(word, math=math) if word.startswith("cuda") else devices.get(word)
+
+
+@contextlib.contextmanager
+def search_clock() -> Iterator[list[float]]:
+    """[seconds, searches] of the algorithm registry, which searches for what it does not know, while this lasts."""
+    from blobmem.ops.cuda.algorithms import Registry
+
+    spent = [0.0, 0]
+    patched: Any = Registry
+    original = patched.find_or_register
+
+    def timed(self: Any, *args: Any) -> Any:
+        known, begin = self.find(args[0]), time.perf_counter()
+        try:
+            return original(self, *args)
+        finally:
+            spent[0] += time.perf_counter() - begin
+            spent[1] += known is None
+
+    patched.find_or_register = timed
+    try:
+        yield spent
+    finally:
+        patched.find_or_register = original

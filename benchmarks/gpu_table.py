@@ -1,0 +1,147 @@
+"""The GPU's part of docs/benchmarks.md, from what gpu.py, link.py and feeding.py have written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+NAMES = {"caffenet": "CaffeNet", "vgg16": "VGG-16", "googlenet": "GoogLeNet", "resnet50": "ResNet-50",
+         "inception_v3": "Inception-v3", "lenet": "LeNet"}  # fmt: skip
+PHASES = {"train": "Training step", "infer": "Inference"}
+_STEP = {"train": ["`Solver.step`"], "infer": []}  # a column that only training has
+EAGER = ("eager", "channels_last")
+COMPILED = ("compile", "compile_overhead")
+
+GPU = """
+## One GPU, beside PyTorch
+
+{commands}
+
+On {machine}. Both sides run in one process and take turns in groups of steps; medians, in ms. PyTorch runs the same
+net, made layer by layer from the prototxt, with `cudnn.benchmark` and its fused SGD: eager in NCHW and channels last,
+compiled (the better of its modes `default` and `reduce-overhead`), and with the whole step captured as a CUDA graph.
+Ratios are blobmem's figure over that of eager PyTorch in its better layout; the target is 1 at most. Host is the time
+in which the host has queued one of our steps; `Solver.step` also reads the loss of each. Memory is the peak after
+warm-up, without the search for algorithms: ours by our statistics, rounded to the driver's chunks in brackets,
+PyTorch's by its allocator.
+"""
+LINK = """
+## Blobs over the link
+
+`{command}`
+
+on {machine}. GB/s of plain copies of page-locked memory, and of the accesses to blobs that cause such copies, taking
+turns; medians.
+
+| MiB | direction | plain | blobmem | ratio |
+| ---: | --- | ---: | ---: | ---: |
+"""
+FEEDING = """
+## Steps fed from LMDB
+
+`{command}`
+
+on {machine}. The same training step on constant data and on records that prefetch threads read, taking turns; ms.
+
+| net, batch | math | constant | fed | ratio |
+| --- | --- | ---: | ---: | ---: |
+"""
+
+
+def sections(results: Path) -> str:
+    """One section for each file that is there."""
+    parts: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+        ("gpu.json", gpu), ("link.json", link), ("feeding.json", feeding),
+    )  # fmt: skip
+    return "".join(make(json.loads((results / name).read_text())) for name, make in parts if (results / name).exists())
+
+
+def gpu(report: dict[str, Any]) -> str:
+    """A table for each phase, then the errors."""
+    rows = report["results"]
+    commands = "\n".join(f"- `{command}`" for command in dict.fromkeys(row["command"] for row in rows))
+    parts = [GPU.format(commands=commands, machine=_machine(report))]
+    for phase, title in PHASES.items():
+        mine = [row for row in rows if row["phase"] == phase]
+        if mine:
+            parts.append(f"\n### {title}\n\n{_head(phase)}" + "".join(f"{_row(row)}\n" for row in mine))
+    failed = [
+        f"- {_name(row)}, {PHASES[row['phase']].lower()}, {row['math']}, {side}: {_first_line(result['error'])}\n"
+        for row in rows
+        for side, result in row["sides"].items()
+        if result.get("error")
+    ]
+    return "".join(parts) + ("\nNot measured:\n\n" + "".join(failed) if failed else "")
+
+
+def _head(phase: str) -> str:
+    columns = [
+        "blobmem", *_STEP[phase], "host", "NCHW", "channels last", "ratio", "compiled", "graph", "blobmem, MiB",
+        "PyTorch, MiB", "ratio",
+    ]  # fmt: skip
+    return f"| net, batch | math | {' | '.join(columns)} |\n| --- | --- |{' ---: |' * len(columns)}\n"
+
+
+def _row(row: dict[str, Any]) -> str:
+    sides = {name: side for name, side in row["sides"].items() if "ms" in side}
+    ours, eager, compiled = sides.get("blobmem", {}), _best(sides, EAGER), _best(sides, COMPILED)
+    held = _number(ours.get("peak_mib"), 0)
+    if "physical_mib" in ours:
+        held += f" ({_number(ours['physical_mib'], 0)})"
+    cells = [
+        _name(row), row["math"], _number(ours.get("ms")),
+        *(_number(ours.get("solver_ms")) for _ in _STEP[row["phase"]]), _number(ours.get("host_ms")),
+        *(_number(sides.get(name, {}).get("ms")) for name in EAGER), _ratio(ours.get("ms"), eager.get("ms")),
+        _number(compiled.get("ms")), _number(sides.get("graph", {}).get("ms")), held,
+        _number(eager.get("peak_mib"), 0), _ratio(ours.get("peak_mib"), eager.get("peak_mib")),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _best(sides: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The fastest of these sides; empty if none was measured."""
+    return min((sides[name] for name in names if name in sides), key=lambda side: side["ms"], default={})
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0][:200]
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{NAMES.get(row['net'], row['net'])}, {row['batch']}"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _ratio(ours: float | None, theirs: float | None) -> str:
+    return f"{ours / theirs:.2f}" if ours and theirs else "-"
+
+
+def _machine(report: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in report["machine"].items())
+
+
+def link(report: dict[str, Any]) -> str:
+    """Bandwidths, and the growth."""
+    rows = "".join(
+        f"| {row['mib']:.0f} | {row['direction']} | {row['plain_gbs']:.1f} | {row['blobmem_gbs']:.1f} "
+        f"| {row['ratio']:.3f}{'' if row['pinned'] else ', not page-locked'} |\n"
+        for row in report["results"]
+    )
+    grown = report["growth"]
+    place = "in place, with its contents" if grown["in_place"] and grown["kept"] else "by moving or losing its contents"
+    said = f"\nA memory of {grown['mib']:.0f} MiB grows by as much again in {grown['ms']:.3f} ms, {place}.\n"
+    return LINK.format(command=report["command"], machine=_machine(report)) + rows + said
+
+
+def feeding(report: dict[str, Any]) -> str:
+    """Steps on constant data and on records."""
+    return FEEDING.format(command=report["command"], machine=_machine(report)) + "".join(
+        f"| {_name(row)} | {row['math']} | {row['constant']['ms']:.3f} | {row['fed']['ms']:.3f} "
+        f"| {row['ratio']:.3f} |\n"
+        for row in report["results"]
+    )

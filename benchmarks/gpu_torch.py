@@ -1,0 +1,132 @@
+"""PyTorch's side of the GPU benchmark: the twin of one of our nets, run in one of PyTorch's ways."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import blobmem
+from benchmarks import inputs
+from benchmarks.clock import Contestant, Deadline
+from benchmarks.host import images
+from benchmarks.torch_nets import twin
+
+MIB = 2**20
+CLASSES = 10  # of the labels: as many as any net has
+MODES = {"compile": "default", "compile_overhead": "reduce-overhead"}
+
+
+class Theirs:
+    """A warmed-up twin.
+
+    Args:
+        variant: "eager" (NCHW), "channels_last"; in the layout `layout`: "compile", "compile_overhead" (torch.compile
+            in its modes default and reduce-overhead), "graph" (the whole step captured as a CUDA graph).
+        layout: "NCHW" or "channels_last".
+        others: as for Ours.
+    """
+
+    def __init__(
+        self, variant: str, layout: str, model: str, batch: int, phase: str, math: str, word: str, deadline: Deadline
+    ) -> None:
+        self.name = variant
+        self.layout = {"eager": "NCHW", "channels_last": "channels_last"}.get(variant, layout)
+        self.place = torch.device(word)
+        self.on_gpu = self.place.type == "cuda"
+        set_math(math)
+        step = self._step(model, batch, phase)
+        if variant == "graph":
+            step = self._captured(step)
+        self.contestant = Contestant(step, torch.cuda.synchronize if self.on_gpu else int)
+        self.step_ms = self.contestant.warm_up(deadline)
+        if self.on_gpu and variant != "graph":  # a captured step allocates nothing: its peak was its capture
+            torch.cuda.reset_peak_memory_stats()
+
+    def _step(self, model: str, batch: int, phase: str) -> Callable[[], Any]:
+        train = phase == "train"
+        counting = blobmem.SimulatedDevice(compute=False)
+        param = inputs.with_inputs(model, batch, deploy=not train)
+        net = blobmem.Net(param, blobmem.TRAIN if train else blobmem.TEST, device=counting)
+        form = torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
+        module: Any = twin(net).train(train).to(self.place, memory_format=form)
+        data, labels = images(tuple(net.blobs["data"].shape[1:]), CLASSES, batch)
+        x = torch.from_numpy(data).to(self.place, memory_format=form)
+        y = torch.from_numpy(labels).long().to(self.place)
+        parameters = list(module.parameters())
+        if self.name in MODES:
+            module = torch.compile(module, mode=MODES[self.name])
+        if not train:
+            return lambda: _infer(module, x)
+        # of PyTorch's three forms of the update the fused one is the fastest, and takes no memory
+        optimizer = torch.optim.SGD(
+            parameters, inputs.RATE, momentum=inputs.MOMENTUM, weight_decay=inputs.DECAY, fused=self.on_gpu or None
+        )
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            if self.name in MODES:
+                torch.compiler.cudagraph_mark_step_begin()
+            module(x, y).backward()
+            optimizer.step()
+
+        return step
+
+    def _captured(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        """A replay of the step, captured after a few that choose algorithms and make the optimizer's state."""
+        if not self.on_gpu:
+            raise RuntimeError("CUDA graphs need a GPU")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            step()
+        return self.graph.replay
+
+    def finish(self) -> dict[str, Any]:
+        """What was measured, with the host's time and the allocator's peak."""
+        result = self.contestant.result() | {"host_ms": self.contestant.host_ms(), "layout": self.layout}
+        if self.on_gpu:
+            result["peak_mib"] = torch.cuda.max_memory_allocated() / MIB
+            result["reserved_mib"] = torch.cuda.memory_reserved() / MIB
+        return result
+
+    def close(self) -> None:
+        """Give the memory back."""
+        compiled = self.name in MODES
+        on_gpu = self.on_gpu
+        self.__dict__.clear()
+        if compiled:
+            torch.compiler.reset()
+        release(on_gpu)
+
+
+def release(on_gpu: bool) -> None:
+    """Hand what nobody holds any more back to the card."""
+    gc.collect()
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def _infer(module: Any, x: Any) -> None:
+    with torch.no_grad():
+        module(x)
+
+
+def set_math(math: str) -> None:
+    """fp32: no TF32 anywhere; tf32: wherever PyTorch can. The fastest algorithms, found by timing."""
+    allowed = math == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cudnn.benchmark = True

@@ -1,0 +1,54 @@
+"""Our nets and solvers on constant data: the models' files, with net inputs in place of their data layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import blobmem
+from benchmarks.host import images
+from blobmem.footprint import stated_shapes
+from blobmem.net.builder import specs_of
+from blobmem.net.graph import set_batch
+from blobmem.proto import caffe_pb2
+from blobmem.proto.text import read_net
+
+MODELS = Path(__file__).parents[1] / "models"
+RATE, MOMENTUM, DECAY = 1e-3, 0.9, 5e-4  # of every training step that is compared, on both sides
+
+
+def with_inputs(model: str, batch: int, deploy: bool = False) -> Any:
+    """The NetParameter of a model's train_val (or deploy) file, whose inputs `data` (and `label`) have that batch.
+
+    The file states the shape of an item (`# input-shape:`).
+    """
+    path = MODELS / model / ("deploy.prototxt" if deploy else "train_val.prototxt")
+    param = read_net(path)
+    if not deploy:
+        shape = stated_shapes(specs_of(path))["data"]
+        kept = [layer for layer in param.layer if layer.type != "Data"]
+        del param.layer[:]
+        source = param.layer.add(name="data", type="Input", top=["data", "label"])
+        for dims in ((batch, *shape), (batch,)):
+            source.input_param.shape.add(dim=dims)
+        param.layer.extend(kept)
+    set_batch(param, batch)
+    return param
+
+
+def solver_of(net: Any, **options: Any) -> Any:
+    """A solver that trains a NetParameter by SGD with momentum and weight decay."""
+    param = caffe_pb2.SolverParameter(
+        base_lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, lr_policy="fixed", random_seed=1
+    )
+    param.net_param.CopyFrom(net)
+    return blobmem.get_solver(param, **options)
+
+
+def fill(net: Any, classes: int) -> None:
+    """Give a net's inputs their images, and labels if it takes any. Once: its device keeps them."""
+    batch, *shape = net.blobs["data"].shape
+    data, labels = images(tuple(shape), classes, batch)
+    net.blobs["data"].data[...] = data
+    if "label" in net.inputs:
+        net.blobs["label"].data[...] = labels

@@ -1,0 +1,188 @@
+"""The PyTorch twin of a net of ours: the same layers with the same shapes, straight from the prototxt.
+
+The twin is an `nn.Module` whose `forward` is generated code (torch.fx), one line per layer as one would write it by
+hand, each array dropped after its last use. In phase TRAIN it takes images and labels and returns the weighted sum of
+the losses, in phase TEST it takes images and returns the last top. Where PyTorch has a better form of the same
+mathematics it is used: batch norm and the scale behind it are one module, a sum adds in place.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from blobmem.proto import caffe_pb2
+
+_MAX = caffe_pb2.PoolingParameter.MAX
+
+
+def twin(net: Any) -> fx.GraphModule:
+    """The twin of a blobmem Net, with random values. Raises ValueError for a layer that has none, or if the two have
+    different numbers of parameters."""
+    module = _Twin(net).build()
+    ours, theirs = parameter_count(net), sum(parameter.numel() for parameter in module.parameters())
+    if ours != theirs:
+        raise ValueError(f"{net.identity} has {ours} parameters, its twin {theirs}")
+    return module
+
+
+def parameter_count(net: Any) -> int:
+    """Learned values of a Net, so without batch norm's statistics."""
+    return sum(blob.count for node in net.nodes if node.layer.type != "BatchNorm" for blob in node.layer.blobs)
+
+
+def load(module: fx.GraphModule, net: Any) -> None:
+    """Give a twin the parameters and statistics of its net."""
+    for node in net.nodes:
+        blobs = [torch.from_numpy(blob.cpu_data().copy()) for blob in node.layer.blobs]
+        if node.layer.type == "BatchNorm":
+            norm: Any = module.get_submodule(_identifier(node.layer.name))
+            scale = float(blobs[2][0])
+            norm.running_mean.copy_(blobs[0] / scale if scale else blobs[0])
+            norm.running_var.copy_(blobs[1] / scale if scale else blobs[1])
+        elif blobs:
+            owner: Any = module.get_submodule(_identifier(_owner(net, node)))
+            with torch.no_grad():
+                for parameter, values in zip((owner.weight, owner.bias), blobs, strict=False):
+                    parameter.copy_(values.reshape(parameter.shape))
+
+
+class _Twin:
+    """A module under construction: the graph, the modules that it calls, and what holds each blob by now."""
+
+    def __init__(self, net: Any) -> None:
+        self.net = net
+        self.root = nn.Module()
+        self.graph = fx.Graph()
+        self.values: dict[str, fx.Node] = {}
+        self.shared: set[str] = set()  # blobs that a Split made: others read the same array
+        self.losses: list[fx.Node] = []
+
+    def build(self) -> fx.GraphModule:
+        for name in self.net.inputs:
+            self.values[name] = self.graph.placeholder(name)
+        nodes = [node for node in self.net.nodes if node.layer.type != "Input"]
+        for node in nodes:
+            add: Callable[[Any], fx.Node] | None = getattr(self, f"_{node.layer.type}", None)
+            if add is None:
+                raise ValueError(f"layer '{node.layer.name}': {node.layer.type} has no counterpart here")
+            value = add(node)
+            self.values.update(dict.fromkeys(node.top_names, value))
+        total = self.losses[0] if self.losses else self.values[nodes[-1].top_names[0]]
+        for loss in self.losses[1:]:
+            total = self.graph.call_function(operator.add, (total, loss))
+        self.graph.output(total)
+        return fx.GraphModule(self.root, self.graph)
+
+    def _module(self, node: Any, module: nn.Module) -> fx.Node:
+        name = _identifier(node.layer.name)
+        self.root.add_module(name, module)
+        return self.graph.call_module(name, (self._bottom(node),))
+
+    def _bottom(self, node: Any, index: int = 0) -> fx.Node:
+        return self.values[node.bottom_names[index]]
+
+    # Layers, by type
+
+    def _Split(self, node: Any) -> fx.Node:
+        self.shared.update(node.top_names)
+        return self._bottom(node)
+
+    def _Convolution(self, node: Any) -> fx.Node:
+        layer = node.layer
+        window, group = layer.window, layer.attributes["group"]
+        return self._module(
+            node,
+            nn.Conv2d(layer.channels, layer.outputs, window.kernel, window.stride, window.pad, window.dilation, group,
+                      bias=layer.bias),
+        )  # fmt: skip
+
+    def _InnerProduct(self, node: Any) -> fx.Node:
+        flat = self.graph.call_function(torch.flatten, (self._bottom(node), 1))
+        outputs, inputs = node.layer.blobs[0].shape
+        name = _identifier(node.layer.name)
+        self.root.add_module(name, nn.Linear(inputs, outputs, bias=len(node.layer.blobs) > 1))
+        return self.graph.call_module(name, (flat,))
+
+    def _Pooling(self, node: Any) -> fx.Node:
+        layer = node.layer
+        if layer.is_global:
+            return self._module(node, nn.AdaptiveMaxPool2d(1) if layer.method == _MAX else nn.AdaptiveAvgPool2d(1))
+        kind: Any = nn.MaxPool2d if layer.method == _MAX else nn.AvgPool2d
+        return self._module(node, kind(layer.kernel, layer.stride, layer.pad, ceil_mode=layer.ceil))
+
+    def _LRN(self, node: Any) -> fx.Node:
+        options = node.layer.param.lrn_param
+        if options.norm_region:
+            raise ValueError(f"layer '{node.layer.name}': LRN within channels has no counterpart in PyTorch")
+        return self._module(node, nn.LocalResponseNorm(options.local_size, options.alpha, options.beta, options.k))
+
+    def _ReLU(self, node: Any) -> fx.Node:
+        return self._module(node, nn.ReLU(inplace=node.bottom_names == node.top_names))
+
+    def _Dropout(self, node: Any) -> fx.Node:
+        # not in place: the rectifier before it keeps what it gave
+        return self._module(node, nn.Dropout(node.layer.param.dropout_param.dropout_ratio))
+
+    def _BatchNorm(self, node: Any) -> fx.Node:
+        options = node.layer.param.batch_norm_param
+        if _scale_of(self.net, node) is None:
+            raise ValueError(f"layer '{node.layer.name}': a BatchNorm without a Scale with bias has no twin here")
+        channels = node.bottom[0].shape[1]
+        return self._module(node, nn.BatchNorm2d(channels, options.eps, 1 - options.moving_average_fraction))
+
+    def _Scale(self, node: Any) -> fx.Node:
+        if _owner(self.net, node) == node.layer.name:
+            raise ValueError(f"layer '{node.layer.name}': a Scale that follows no BatchNorm has no twin here")
+        return self._bottom(node)  # the batch norm's module scales
+
+    def _Eltwise(self, node: Any) -> fx.Node:
+        options = node.layer.param.eltwise_param
+        if options.operation != caffe_pb2.EltwiseParameter.SUM or options.coeff or len(node.bottom) != 2:
+            raise ValueError(f"layer '{node.layer.name}': only sums of two are made here")
+        other, own = node.bottom_names
+        if own in self.shared:
+            other, own = own, other
+        add = operator.add if own in self.shared else operator.iadd
+        return self.graph.call_function(add, (self.values[own], self.values[other]))
+
+    def _Concat(self, node: Any) -> fx.Node:
+        parts = [self.values[name] for name in node.bottom_names]
+        return self.graph.call_function(torch.cat, (parts, node.layer.param.concat_param.axis))
+
+    def _Softmax(self, node: Any) -> fx.Node:
+        return self._module(node, nn.Softmax(node.layer.param.softmax_param.axis))
+
+    def _SoftmaxWithLoss(self, node: Any) -> fx.Node:
+        loss = self.graph.call_function(functional.cross_entropy, (self._bottom(node), self._bottom(node, 1)))
+        ((_, weight),) = node.losses
+        self.losses.append(loss if weight == 1 else self.graph.call_function(operator.mul, (loss, weight)))
+        return loss
+
+
+def _identifier(name: str) -> str:
+    """A layer's name as an attribute of a module."""
+    return "".join(letter if letter.isalnum() else "_" for letter in f"_{name}")
+
+
+def _scale_of(net: Any, node: Any) -> Any:
+    """The Scale with bias right behind a BatchNorm, or None."""
+    index = net.nodes.index(node)
+    for after in net.nodes[index + 1 : index + 2]:
+        if after.layer.type == "Scale" and after.bottom_names == node.top_names and len(after.layer.blobs) == 2:
+            return after
+    return None
+
+
+def _owner(net: Any, node: Any) -> str:
+    """The layer whose module holds a layer's parameters: a Scale's are its batch norm's."""
+    if node.layer.type == "Scale":
+        before = net.nodes[net.nodes.index(node) - 1]
+        if before.layer.type == "BatchNorm" and _scale_of(net, before) is node:
+            return str(before.layer.name)
+    return str(node.layer.name)

@@ -1,0 +1,1 @@
+"""The CUDA device. Importing it imports no CUDA; making one does."""

@@ -1,0 +1,73 @@
+"""From kernel sources to machine code: NVRTC, which needs no GPU, and a cache on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blobmem.devices.cuda import sources
+from blobmem.errors import DeviceError
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels and chosen algorithms are kept: `BLOBMEM_CACHE`, or the user's cache folder."""
+    if named := os.environ.get("BLOBMEM_CACHE"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "blobmem"
+
+
+@functools.cache
+def _nvrtc() -> tuple[Any, Any, str]:
+    try:
+        from cuda.bindings import nvrtc
+        from cuda.core import Program, ProgramOptions
+    except ImportError as error:
+        raise DeviceError(
+            f"compiling kernels needs cuda-core and NVRTC ({error}): pip install 'blobmem[cuda]'"
+        ) from error
+    _, major, minor = nvrtc.nvrtcVersion()
+    return Program, ProgramOptions, f"{major}.{minor}"
+
+
+def compile_source(source: str, dtype: np.dtype, architecture: str) -> bytes:
+    """The machine code of a source for "sm_90" and the like, from the cache if it is there.
+
+    Raises DeviceError where NVRTC is missing or does not know the architecture.
+    """
+    program, options_of, version = _nvrtc()
+    text, macros = sources.read(source), sources.DEFINES[np.dtype(dtype)]
+    digest = hashlib.sha256("\0".join([text, *macros, architecture, version]).encode()).hexdigest()[:32]
+    path = cache_folder() / "kernels" / f"{source}-{np.dtype(dtype).char}-{architecture}-{digest}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        pass
+    options = options_of(arch=architecture, std="c++17", define_macro=macros or None)
+    try:
+        code = bytes(program(text, "c++", options).compile("cubin").code)
+    except Exception as error:
+        raise DeviceError(
+            f"kernels '{source}' do not compile for {architecture} with NVRTC {version}: {error}"
+        ) from error
+    write_atomically(path, code)
+    return code
+
+
+def write_atomically(path: Path, content: bytes) -> bool:
+    """Write a whole file or none; whether it could be written (a cache is only a cache)."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except OSError:
+        return False
+    return True

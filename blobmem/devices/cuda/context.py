@@ -1,0 +1,315 @@
+"""A CUDA context: the one that is current, or the device's primary one, with what is loaded into it.
+
+Driver calls go through cuda-bindings: PyCUDA's own streams, events and modules may only be dropped by the thread that
+made them, and nets run in any. PyCUDA's context is the one they all share.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blobmem.devices.base import Event, Stream
+from blobmem.devices.cuda import sources
+from blobmem.devices.cuda.compiler import compile_source
+from blobmem.devices.cuda.faults import Faults
+from blobmem.devices.cuda.turns import Turns
+from blobmem.errors import DeviceError
+
+LEAST_CAPABILITY = (7, 5)
+_INSTALL = "pip install 'blobmem[cuda]' installs them (PyCUDA is built from source and needs the CUDA toolkit)"
+
+_contexts: dict[int, Context] = {}
+_lock = threading.RLock()
+
+
+@functools.cache
+def bindings() -> Any:
+    """cuda-bindings' driver module, initialised. DeviceError where there is no package, driver or GPU."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError(f"the CUDA device needs cuda-bindings ({error}): {_INSTALL}") from error
+    try:
+        result = driver.cuInit(0)[0]
+    except RuntimeError as error:  # libcuda.so.1 cannot be loaded
+        raise DeviceError(f"there is no CUDA driver on this machine ({error}): use device cpu or simulated") from error
+    if result != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"no GPU can be used ({result.name}): look at nvidia-smi, or use device cpu or simulated")
+    return driver
+
+
+def check(result: tuple[Any, ...], what: str) -> Any:
+    """The value of a driver call's result; DeviceError naming the call if it failed."""
+    if result[0]:
+        raise failure(result[0], what)
+    return result[1] if len(result) == 2 else result[1:]
+
+
+def failure(code: Any, what: str) -> DeviceError:
+    """The exception for a driver call that failed."""
+    lost = code.name in _LOST
+    remark = ": the context is lost with all that was on the device; start the process again" if lost else ""
+    return DeviceError(f"CUDA: {what} failed with {code.name}{remark}")
+
+
+_LOST = (
+    "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_CONTEXT_IS_DESTROYED", "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE",
+)  # fmt: skip
+
+
+def count() -> int:
+    """Number of GPUs."""
+    return int(check(bindings().cuDeviceGetCount(), "cuDeviceGetCount"))
+
+
+class CudaEvent(Event):
+    """See Event. Its driver object goes back to a pool."""
+
+    __slots__ = ("context", "handle")
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.handle = context.take_event()
+
+    @property
+    def done(self) -> bool:
+        driver = bindings()
+        self.context.bind()
+        code = driver.cuEventQuery(self.handle)[0]
+        if code and code != driver.CUresult.CUDA_ERROR_NOT_READY:
+            raise failure(code, "cuEventQuery")
+        return not code
+
+    def synchronize(self) -> None:
+        self.context.bind()
+        check(bindings().cuEventSynchronize(self.handle), "cuEventSynchronize")
+        self.context.faults.check()
+
+    def __del__(self) -> None:
+        self.context.events.append(self.handle)
+
+
+class CudaStream(Stream):
+    """See Stream. Ordered with the legacy default stream, unless `apart`. Its driver object goes back to a pool.
+
+    Attributes:
+        handle: the CUstream, as an integer.
+    """
+
+    def __init__(self, context: Context, apart: bool = False) -> None:
+        self.context = context
+        self.apart = apart
+        self.native = context.take_stream(apart)
+        self.handle = int(self.native)
+
+    def synchronize(self) -> None:
+        self.context.bind()
+        check(bindings().cuStreamSynchronize(self.native), "cuStreamSynchronize")
+        self.context.faults.check()
+
+    def record(self) -> CudaEvent:
+        self.context.bind()
+        event = CudaEvent(self.context)
+        check(bindings().cuEventRecord(event.handle, self.native), "cuEventRecord")
+        return event
+
+    def wait(self, event: Event) -> None:
+        if not isinstance(event, CudaEvent) or event.context is not self.context:
+            raise DeviceError(f"{event!r} is not an event of this CUDA device")
+        self.context.bind()
+        check(bindings().cuStreamWaitEvent(self.native, event.handle, 0), "cuStreamWaitEvent")
+
+    def __del__(self) -> None:
+        self.context.streams[self.apart].append(self.native)
+
+
+class Context:
+    """See the module. One for each CUDA context in the process; `of` finds it.
+
+    Attributes:
+        ordinal, name, capability: of the GPU.
+        native: the CUcontext.
+        faults: what kernels found wrong.
+    """
+
+    def __init__(self, ordinal: int, native: Any) -> None:
+        driver = bindings()
+        self.ordinal, self.native = ordinal, native
+        self._entered = False
+        device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
+        attribute = driver.CUdevice_attribute
+        self._attribute = lambda name: int(
+            check(driver.cuDeviceGetAttribute(getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device), name)
+        )
+        self.capability = (
+            self._attribute("COMPUTE_CAPABILITY_MAJOR"),
+            self._attribute("COMPUTE_CAPABILITY_MINOR"),
+        )
+        self.name = check(driver.cuDeviceGetName(256, device), "cuDeviceGetName").split(b"\0")[0].decode()
+        if self.capability < LEAST_CAPABILITY:
+            raise DeviceError(
+                f"GPU {ordinal} ({self.name}) has compute capability {'.'.join(map(str, self.capability))}; "
+                f"CUDA 13 and blobmem need {'.'.join(map(str, LEAST_CAPABILITY))} or more: use device cpu"
+            )
+        self.architecture = "sm_{}{}".format(*self.capability)
+        self.streams: tuple[list[Any], list[Any]] = ([], [])
+        self.events: list[Any] = []
+        self._local = threading.local()
+        self._functions: dict[tuple[str, str, str], Any] = {}
+        self._modules: dict[tuple[str, str], Any] = {}
+        self._load_lock = threading.Lock()
+        self.turns = Turns()
+        self.bind()
+        pointer = check(driver.cuMemHostAlloc(4096, driver.CU_MEMHOSTALLOC_DEVICEMAP), "cuMemHostAlloc")
+        words = np.ctypeslib.as_array((ctypes.c_int64 * 3).from_address(int(pointer)))
+        words[:] = 0
+        self.faults = Faults(
+            words, int(check(driver.cuMemHostGetDevicePointer(pointer, 0), "cuMemHostGetDevicePointer"))
+        )
+
+    @staticmethod
+    def of(ordinal: int) -> Context:
+        """The context to use on a GPU: the current one if it is there, else the primary one. DeviceError if neither."""
+        driver = bindings()
+        with _lock:
+            if not 0 <= ordinal < count():
+                raise DeviceError(f"there is no GPU {ordinal}: this machine has {count()}, counted from 0")
+            native = driver.cuCtxGetCurrent()[1]
+            if not int(native) or int(check(driver.cuCtxGetDevice(), "cuCtxGetDevice")) != ordinal:
+                native = _primary(ordinal)
+            context = _contexts.get(int(native))
+            if context is None:
+                context = _contexts[int(native)] = Context(ordinal, native)
+            return context
+
+    def enter_pycuda(self) -> None:
+        """Let PyCUDA's own objects find this context in the main thread, if it is the primary one.
+
+        PyCUDA keeps its own stack of contexts in each thread, and ends the process if a thread leaves one on it.
+        """
+        import pycuda.driver as pycuda
+
+        if self._entered or threading.current_thread() is not threading.main_thread():
+            return
+        pycuda.init()
+        if int(self.native) == int(_primary(self.ordinal)):
+            owner = pycuda.Device(self.ordinal).retain_primary_context()
+            owner.push()
+            atexit.register(owner.pop)
+        self._entered = True
+
+    def bind(self) -> None:
+        """Make the context current in this thread."""
+        check(bindings().cuCtxSetCurrent(self.native), "cuCtxSetCurrent")
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the GPU's memory."""
+        self.bind()
+        free, total = check(bindings().cuMemGetInfo(), "cuMemGetInfo")
+        return int(free), int(total)
+
+    def bus_id(self) -> str:
+        """Where the GPU is on the PCI bus, as other tools name it."""
+        driver = bindings()
+        device = check(driver.cuDeviceGet(self.ordinal), "cuDeviceGet")
+        text: bytes = check(driver.cuDeviceGetPCIBusId(32, device), "cuDeviceGetPCIBusId")
+        return text.split(b"\0")[0].decode()
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by the driver's name without its prefix."""
+        return self._attribute(name)
+
+    def take_event(self) -> Any:
+        """An event of the driver, without timing."""
+        try:
+            return self.events.pop()
+        except IndexError:
+            self.bind()
+            return check(bindings().cuEventCreate(bindings().CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
+
+    def take_stream(self, apart: bool) -> Any:
+        """A stream of the driver."""
+        try:
+            return self.streams[apart].pop()
+        except IndexError:
+            self.bind()
+            flags = bindings().CUstream_flags
+            flag = flags.CU_STREAM_NON_BLOCKING if apart else flags.CU_STREAM_DEFAULT
+            return check(bindings().cuStreamCreate(flag), "cuStreamCreate")
+
+    def compute_stream(self) -> CudaStream:
+        """This thread's stream."""
+        local = self._local
+        try:
+            stream: CudaStream = local.stream
+        except AttributeError:
+            stream = local.stream = CudaStream(self)
+        return stream
+
+    def function(self, source: str, name: str, dtype: np.dtype) -> Any:
+        """The CUfunction of a kernel, compiled and loaded if it was not."""
+        key = source, name, dtype.char
+        function = self._functions.get(key)
+        if function is None:
+            with self._load_lock:
+                driver = bindings()
+                self.bind()
+                module = self._modules.get((source, dtype.char))
+                if module is None:
+                    code = compile_source(source, dtype, self.architecture)
+                    module = check(driver.cuModuleLoadData(code), f"loading kernels '{source}'")
+                    self._modules[source, dtype.char] = module
+                function = check(driver.cuModuleGetFunction(module, name.encode()), f"finding kernel {name}")
+                self._functions[key] = function
+        return function
+
+
+@functools.cache
+def _primary(ordinal: int) -> Any:
+    """The device's primary context, kept for good."""
+    driver = bindings()
+    return check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(ordinal), "cuDeviceGet")), "its context")
+
+
+class Launcher:
+    """A kernel ready to be queued: called with grid, block and arguments.
+
+    One for each thread and kernel, since it packs arguments into a buffer of its own.
+    """
+
+    __slots__ = ("_buffer", "_call", "_extra", "_flat", "_function", "_pack", "_plain", "_stream", "_success", "name")
+
+    def __init__(self, context: Context, source: str, name: str, dtype: np.dtype) -> None:
+        signature = sources.signatures(source)[name]
+        driver = bindings()
+        self.name = name
+        self._function = context.function(source, name, dtype)
+        packer = signature.packer(dtype)
+        self._pack = packer.pack_into
+        self._flat = signature.flat
+        self._buffer = ctypes.create_string_buffer(max(packer.size, 1))
+        self._stream = context.compute_stream().native
+        self._call = driver.cuLaunchKernel
+        size = ctypes.c_size_t(packer.size)
+        # the driver's list of pairs that says "arguments are in this buffer, of this size"
+        words = (ctypes.c_void_p * 5)(1, ctypes.addressof(self._buffer), 2, ctypes.addressof(size), 0)
+        self._extra = words, size
+        self._plain = ctypes.addressof(words)
+
+    def __call__(self, grid: tuple[int, ...], block: int | tuple[int, ...], arguments: Sequence[Any]) -> None:
+        self._pack(self._buffer, 0, *self._flat(arguments))
+        gx, gy, gz = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+        bx, by, bz = (block, 1, 1) if isinstance(block, int) else (*block, 1, 1)[:3]
+        result = self._call(self._function, gx, gy, gz, bx, by, bz, 0, self._stream, 0, self._plain)
+        if result[0]:
+            raise failure(result[0], f"launching {self.name} on {grid} blocks of {block}")

@@ -1,0 +1,24 @@
+"""What stands for a GPU where there is none: it counts what one would hold, and nothing computes on it."""
+
+from __future__ import annotations
+
+from blobmem.devices.simulated import SimulatedDevice
+
+
+class PredictedCuda(SimulatedDevice):
+    """A device with the workspaces of CUDA's ops, those of convolutions from the files of chosen algorithms.
+
+    Attributes:
+        model: the GPU whose files are looked up.
+        uncertain: whether they lacked a convolution, which was charged the most that it may take.
+    """
+
+    name = "cuda (predicted)"
+    family = "cuda"
+    predicts = True
+    workspace_limit: int | None = None
+
+    def __init__(self, model: str = "NVIDIA H200", math: str = "fp32", deterministic: bool = False) -> None:
+        super().__init__(compute=False)
+        self.model, self.math, self.deterministic = model, math, deterministic
+        self.uncertain = False

@@ -1,0 +1,102 @@
+"""Kernel sources: where they are, which kernels they have, and what each is called with. Needs no GPU.
+
+A source is C++ in which `T` is the type of the net's numbers, float or double. The kernels' parameters are read off the
+source itself, so that what a launch packs cannot differ from what the kernel takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parents[2] / "ops" / "cuda" / "source"
+DEFINES = {np.dtype(np.float32): [], np.dtype(np.float64): ["DOUBLE"]}
+"""The macros to define, by the dtype of a net."""
+
+DIMS = 8  # of `Dims` in common.cuh
+_ZEROS = (0,) * DIMS
+
+_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
+_FORMATS = {"i64": "q", "int": "i", "unsigned": "I", "float": "f", "double": "d", "Dims": f"{DIMS}q"}
+
+
+class Signature:
+    """What a kernel takes.
+
+    Attributes:
+        types: a word for each parameter: "*" for a pointer, else one of i64, int, unsigned, float, double, T, Dims.
+    """
+
+    __slots__ = ("_dims", "_pointers", "name", "types")
+
+    def __init__(self, name: str, types: tuple[str, ...]) -> None:
+        self.name = name
+        self.types = types
+        self._pointers = [place for place, word in enumerate(types) if word == "*"]
+        # from the last on, so that spelling one out leaves the others in their places
+        self._dims = [place for place, word in enumerate(types) if word == "Dims"][::-1]
+
+    def packer(self, dtype: np.dtype) -> struct.Struct:
+        """Packs a launch's arguments as the kernel finds them, Dims spelt out."""
+        formats = {**_FORMATS, "*": "P", "T": "f" if dtype == np.float32 else "d"}
+        return struct.Struct("".join(formats[word] for word in self.types))
+
+    def flat(self, arguments: Sequence[Any]) -> list[Any]:
+        """The arguments as the packer wants them. TypeError if there are not as many as parameters."""
+        if len(arguments) != len(self.types):
+            raise TypeError(f"kernel {self.name} takes {len(self.types)} arguments, not {len(arguments)}")
+        flat = list(arguments)
+        for place in self._pointers:
+            value = flat[place]
+            flat[place] = 0 if value is None else getattr(value, "address", value)
+        for place in self._dims:
+            dims = flat[place]
+            flat[place : place + 1] = (*dims, *_ZEROS[len(dims) :])
+        return flat
+
+
+def names() -> list[str]:
+    """All sources, by the name that `read` takes."""
+    return sorted(path.stem for path in FOLDER.glob("*.cu"))
+
+
+@functools.cache
+def read(name: str) -> str:
+    """The source's text, its own headers put in their places."""
+    text = (FOLDER / f"{name}.cu").read_text("utf-8")
+    seen: set[str] = set()
+
+    def put(match: re.Match[str]) -> str:
+        header = match[1]
+        if header in seen:
+            return ""
+        seen.add(header)
+        return _INCLUDE.sub(put, (FOLDER / header).read_text("utf-8"))
+
+    return _INCLUDE.sub(put, text)
+
+
+_INCLUDE = re.compile(r'(?m)^#include "([\w.]+)"$')
+
+
+@functools.cache
+def signatures(name: str) -> dict[str, Signature]:
+    """The kernels of a source."""
+    text = re.sub(r"//[^\n]*", "", read(name))
+    return {match[1]: Signature(match[1], _types(match[1], match[2])) for match in _KERNEL.finditer(text)}
+
+
+def _types(kernel: str, parameters: str) -> tuple[str, ...]:
+    words = []
+    for parameter in filter(None, (part.strip() for part in parameters.split(","))):
+        word = "*" if "*" in parameter else parameter.removeprefix("const ").split()[0]
+        if word not in ("*", "T", *_FORMATS):
+            raise ValueError(f"kernel {kernel}: a parameter is a pointer, T, {', '.join(_FORMATS)}; not '{parameter}'")
+        words.append(word)
+    return tuple(words)

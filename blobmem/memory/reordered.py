@@ -1,0 +1,127 @@
+"""Bytes of a memory that a schedule keeps in another order, in an array of its own, until somebody wants them.
+
+The memory knows (`SyncedMemory.reordered`) and turns them back before anybody else reads them.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from blobmem.devices.base import Stream
+from blobmem.memory.views import Intent, Side, View
+
+if TYPE_CHECKING:
+    from blobmem.memory.synced import SyncedMemory
+
+Form = tuple[int, int, int, Any]
+"""Images, channels, positions and dtype of an array that is kept channels last."""
+
+Turn = Callable[[Any, int, int, Form, bool], None]
+"""turn(device, source, target, form, back) queues, on the thread's compute stream, the copy of an array from one
+address to another, its channels made last or, `back`, second again."""
+
+
+class State(enum.Enum):
+    """Which of the two has the truth."""
+
+    STALE = enum.auto()  # the memory
+    EQUAL = enum.auto()  # both
+    NEWER = enum.auto()  # the array here
+
+
+class Reordered:
+    """One view's bytes of a memory, channels last on the device.
+
+    The memory's lock is held around all that happens here.
+
+    Attributes:
+        array: the memory of the reordered bytes.
+    """
+
+    def __init__(self, memory: SyncedMemory, turn: Turn) -> None:
+        self._memory = weakref.ref(memory)
+        self._turn = turn
+        self._state = State.STALE
+        self._form: Form | None = None
+        self._start = self._stop = 0
+        self._epoch = 0
+        self.array = type(memory)(0, memory.device, name=f"{memory.name} (channels last)")
+
+    @property
+    def epoch(self) -> int:
+        """Moves whenever repeating an access might matter, as a memory's."""
+        return self._epoch + self.array.epoch
+
+    @property
+    def newer(self) -> bool:
+        """Whether the memory's own bytes are out of date."""
+        return self._state is State.NEWER
+
+    def end(self) -> None:
+        """The memory has let it go: whoever used it has to look again."""
+        self._epoch += 1
+
+    def access(self, view: View, form: Form, intent: Intent, stream: Stream | None) -> int:
+        """The device address of the view's bytes, reordered, for the intent; as `SyncedMemory.access`."""
+        memory = view.memory
+        with memory.lock:
+            start, stop = view.offset, view.offset + view.nbytes
+            known = self._form == form and self._start == start
+            if intent is not Intent.OVERWRITE and (self._state is State.STALE or not known):
+                source = memory.access(Side.DEVICE, start, view.nbytes, Intent.READ, stream)
+                target = self.array.access(Side.DEVICE, 0, view.nbytes, Intent.OVERWRITE, stream)
+                self._copy(source, target, form, back=False)
+                self._become(State.EQUAL, form, start, stop)
+                memory.epoch += 1  # who writes the memory itself has to say so again
+            elif not known and self._state is State.NEWER and start != self._start:
+                self._settle(memory, stream)
+            if intent is not Intent.READ and (self._state is not State.NEWER or not known):
+                self._become(State.NEWER, form, start, stop)
+                memory.epoch += 1
+            return int(self.array.access(Side.DEVICE, 0, view.nbytes, intent, stream))
+
+    def before_access(self, start: int, stop: int, intent: Intent, stream: Stream | None) -> None:
+        """Before somebody uses bytes [start, stop) of the memory itself, on either side."""
+        if self._form is None or start >= self._stop or self._start >= stop:
+            return
+        if self._state is State.NEWER:
+            replaced = intent is Intent.OVERWRITE and start <= self._start and stop >= self._stop
+            if not replaced:
+                memory = self._memory()
+                assert memory is not None
+                self._settle(memory, stream)
+        if intent is not Intent.READ and self._state is not State.STALE:
+            self._become(State.STALE, self._form, self._start, self._stop)
+
+    def _settle(self, memory: SyncedMemory, stream: Stream | None) -> None:
+        """Bring the newer bytes to the memory."""
+        assert self._form is not None
+        if stream is None:
+            stream = memory.device.compute_stream()
+        state, self._state = self._state, State.EQUAL  # the accesses here are not to come back to this
+        try:
+            nbytes = self._stop - self._start
+            memory.reserve(Side.DEVICE, self._stop)
+            source = self.array.access(Side.DEVICE, 0, nbytes, Intent.READ, stream)
+            memory.reordered = None
+            target = memory.access(Side.DEVICE, self._start, nbytes, Intent.OVERWRITE, stream)
+            self._copy(source, target, self._form, back=True)
+        except BaseException:
+            self._state = state
+            raise
+        finally:
+            memory.reordered = self
+        self._epoch += 1
+        memory.epoch += 1
+
+    def _copy(self, source: int, target: int, form: Form, back: bool) -> None:
+        device = self.array.device
+        if device.compute:
+            self._turn(device, source, target, form, back)
+
+    def _become(self, state: State, form: Form, start: int, stop: int) -> None:
+        self._state, self._form, self._start, self._stop = state, form, start, stop
+        self._epoch += 1

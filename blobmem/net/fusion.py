@@ -1,0 +1,194 @@
+"""A pass over a schedule's calls: runs of them that one op of the device does with fewer passes over memory.
+
+A fused op leaves in every array what the calls would have left, to rounding, so that a pass over part of the net, which
+runs the calls one by one, goes on from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from blobmem.layers.norm import Scale
+from blobmem.memory import Intent
+from blobmem.ops.call import Call, Operand
+
+if TYPE_CHECKING:
+    from blobmem.net.build import Node
+
+
+class Group(NamedTuple):
+    """Calls up to `stop` in place of which `call` runs."""
+
+    stop: int
+    call: Call
+
+
+def groups(calls: Sequence[Call], ops: Mapping[str, Any]) -> dict[int, Group]:
+    """Where runs of calls begin that one of `ops` replaces."""
+    found: dict[int, Group] = {}
+    at = 0
+    while at < len(calls):
+        group = None
+        for match in _MATCHES.get(str(calls[at].op), ()):
+            group = match(calls, at)
+            if group is not None and group.call.op in ops:
+                found[at] = group
+                break
+            group = None
+        at = at + 1 if group is None else group.stop
+    return found
+
+
+def share_kept(nodes: Iterable[Node]) -> None:
+    """Let a Scale in place, which keeps its input, have the array in which the BatchNorm before it keeps just that."""
+    before: Node | None = None
+    for node in nodes:
+        kept = node.layer.internal.get("bottom")
+        if before is not None and isinstance(node.layer, Scale) and kept is not None:
+            normalized = before.layer.internal.get("normalized")
+            if before.layer.type == "BatchNorm" and normalized is not None and before.top[0] is node.bottom[0]:
+                kept.share_data(normalized)
+                node.layer.input_is_kept = True
+        before = node
+
+
+# -------------------------------------------------------------------- what calls look like
+
+
+def _place(operand: Operand | None) -> Any:
+    return None if operand is None else (operand.view.memory, operand.view.offset)
+
+
+def _same(*operands: Operand | None) -> bool:
+    places = {_place(operand) for operand in operands}
+    return len(places) == 1 and None not in places
+
+
+def _is(calls: Sequence[Call], at: int, op: str) -> bool:
+    return at < len(calls) and calls[at].op == op and not calls[at].once
+
+
+def _fused(first: Call, op: str, *operands: Operand | None, **attributes: Any) -> Call:
+    return dataclasses.replace(first, op=op, operands=operands, attributes=attributes)
+
+
+def _operand(call: Call, at: int) -> Operand:
+    operand = call.operands[at]
+    assert operand is not None
+    return operand
+
+
+def _relu_in_place(calls: Sequence[Call], at: int, y: Operand, slope: float | None = None) -> bool:
+    if not _is(calls, at, "relu_forward"):
+        return False
+    x, out = calls[at].operands
+    return _same(x, out, y) and slope in (None, calls[at].attributes["slope"])
+
+
+# -------------------------------------------------------------------- batch normalisation, scale, ReLU
+
+
+def _normalize_forward(calls: Sequence[Call], at: int) -> Group | None:
+    """BatchNorm, a Scale in place, and perhaps a ReLU in place."""
+    first = calls[at]
+    trains = first.op == "batch_norm_forward"
+    y = _operand(first, 1)
+    stop = at + 1
+    if not _is(calls, stop, "scale_forward"):
+        return None
+    x, gamma, beta, out = calls[stop].operands
+    if not _same(x, out, y) or out is None or out.op_shape != y.op_shape or gamma is None or len(gamma.op_shape) != 1:
+        return None
+    stop += 1
+    relu = _relu_in_place(calls, stop, y, 0.0)
+    op = "batch_norm_scale_forward" if trains else "batch_norm_scale_inference"
+    call = _fused(first, op, *first.operands, gamma, beta, **first.attributes, relu=relu)
+    return Group(stop + relu, call)
+
+
+def _normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
+    """The gradients of the same."""
+    first, stop = calls[at], at
+    relu = first.op == "relu_backward"
+    if relu:
+        if first.attributes["slope"] != 0 or not _same(*first.operands[1:]):
+            return None
+        stop += 1
+    dbeta: Operand | None = None
+    if _is(calls, stop, "scale_backward_beta"):
+        dbeta = calls[stop].operands[1]
+        stop += 1
+    if not all(
+        _is(calls, stop + i, op)
+        for i, op in enumerate(("scale_backward_gamma", "scale_backward_data", "batch_norm_backward"))
+    ):
+        return None
+    of_gamma, of_data, of_norm = calls[stop : stop + 3]
+    xhat, inv_std, dy, dx = of_norm.operands
+    kept, _, dgamma = of_gamma.operands
+    gamma = of_data.operands[1]
+    diffs = [*of_data.operands[::2], of_gamma.operands[1], dy]
+    diffs += [calls[stop - 1].operands[0]] if dbeta is not None else []
+    diffs += [first.operands[2]] if relu else []
+    scales = [operand for operand in (dgamma, dbeta) if operand is not None]
+    if (
+        not _same(*diffs)
+        or not _same(kept, xhat)
+        or kept is None or xhat is None or kept.op_shape != xhat.op_shape
+        or dgamma is None or gamma is None or len(gamma.op_shape) != 1
+        or not all(operand.accumulate for operand in scales)
+        or (relu and not _same(first.operands[0], _data_of(dy)))
+    ):  # fmt: skip
+        return None
+    beta = None if dbeta is None else dataclasses.replace(dbeta, diff=False, intent=Intent.READ, accumulate=False)
+    operands = (xhat, inv_std, gamma, beta, dy, dx, dgamma, dbeta)
+    return Group(stop + 3, _fused(first, "batch_norm_scale_backward", *operands, relu=relu))
+
+
+def _data_of(diff: Operand | None) -> Operand | None:
+    return None if diff is None else dataclasses.replace(diff, diff=False, intent=Intent.READ)
+
+
+# -------------------------------------------------------------------- a sum of two, ReLU
+
+
+def _sum_forward(calls: Sequence[Call], at: int) -> Group | None:
+    """A sum of two arrays and a ReLU in place."""
+    first = calls[at]
+    if len(first.operands) != 3 or tuple(first.attributes["coeffs"]) != (1, 1):
+        return None
+    if not _relu_in_place(calls, at + 1, _operand(first, 2)):
+        return None
+    slope = calls[at + 1].attributes["slope"]
+    return Group(at + 2, _fused(first, "sum_relu_forward", *first.operands, slope=slope))
+
+
+def _sum_backward(calls: Sequence[Call], at: int) -> Group | None:
+    """The gradients of the same."""
+    first = calls[at]
+    y, dy, dx = first.operands
+    if not _same(dy, dx) or dy is None:
+        return None
+    if not all(_is(calls, at + i, "eltwise_sum_backward") for i in (1, 2)):
+        return None
+    one, other = calls[at + 1], calls[at + 2]
+    if one.layer != other.layer or one.attributes["coeff"] != 1 or other.attributes["coeff"] != 1:
+        return None
+    da, db = one.operands[1], other.operands[1]
+    if not _same(one.operands[0], other.operands[0], dy) or _same(da, dy) or _same(db, dy) or _same(da, db):
+        return None
+    slope = first.attributes["slope"]
+    both = dataclasses.replace(dy, intent=Intent.WRITE)
+    return Group(at + 3, _fused(first, "sum_relu_backward", y, both, da, db, slope=slope))
+
+
+_MATCHES = {
+    "batch_norm_forward": (_normalize_forward,),
+    "batch_norm_inference": (_normalize_forward,),
+    "relu_backward": (_normalize_backward, _sum_backward),
+    "scale_backward_beta": (_normalize_backward,),
+    "scale_backward_gamma": (_normalize_backward,),
+    "eltwise_sum": (_sum_forward,),
+}

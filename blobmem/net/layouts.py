@@ -1,0 +1,155 @@
+"""A pass over a schedule's calls: arrays of images are kept channels last where the device's libraries are faster so.
+
+The calls that can do with it use arrays of the schedule's own (`memory.reordered`); every other reader, calls and users
+alike, finds the usual order, which is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blobmem.devices import Device
+from blobmem.memory import SyncedMemory
+from blobmem.memory.reordered import Form, Reordered
+from blobmem.ops.call import Call, Operand
+
+Shape = tuple[int, ...]
+Place = tuple[SyncedMemory, int]
+
+_POSITIONS: dict[str, tuple[int, ...]] = {
+    "conv_forward": (0, 3), "conv_backward_data": (0, 2), "conv_backward_weights": (0, 1),
+    "max_pool_forward": (0, 1, 2), "max_pool_backward": (0, 1, 2), "ave_pool_forward": (0, 1),
+    "ave_pool_backward": (0, 1), "lrn_forward": (0, 1, 2), "lrn_backward": (0, 1, 2, 3, 4),
+}  # fmt: skip
+"""Ops with a keyword `layout`, and which of their operands it is about."""
+
+_FOLDED: dict[str, tuple[int, ...]] = {
+    "batch_norm_forward": (0, 1, 2), "batch_norm_inference": (0, 1), "batch_norm_backward": (0, 2, 3),
+    "batch_norm_backward_global": (0, 1), "scale_forward": (0, 3), "scale_backward_data": (0, 2),
+    "scale_backward_gamma": (0, 1), "scale_backward_beta": (0,), "bias_forward": (0, 2), "conv_backward_bias": (0,),
+}  # fmt: skip
+"""Ops on (outer, channels, inner), to which channels last is (outer * inner, channels, 1)."""
+
+_ELEMENTWISE = frozenset({
+    "relu_forward", "relu_backward", "sigmoid_forward", "sigmoid_backward", "tanh_forward", "tanh_backward",
+    "elu_forward", "elu_backward", "power_forward", "power_backward", "copy", "sum_arrays", "eltwise_sum",
+    "eltwise_sum_backward", "eltwise_prod", "eltwise_prod_backward", "relu6_forward", "relu6_backward",
+    "swish_forward", "swish_backward", "clip_forward", "clip_backward",
+})  # fmt: skip
+
+_ALONG_AXIS = frozenset({"concat_forward", "concat_backward", "slice_forward", "slice_backward"})
+
+_SEEDS = frozenset({"conv_forward", "conv_backward_data", "conv_backward_weights"})
+"""The ops for whose sake it is done."""
+
+
+def channels_last(calls: Sequence[Call], device: Device) -> list[Call]:
+    """The calls, those on images rewritten where `device.channels_last`; as they are anywhere else."""
+    if not getattr(device, "channels_last", False):
+        return list(calls)
+    makers = [_rewriting(call) for call in calls]
+    chosen: set[Place] = set()
+    waiting = [(call, make) for call, make in zip(calls, makers, strict=True) if make is not None]
+    for call, _ in waiting:
+        if call.op in _SEEDS:
+            chosen.update(_places(call))
+    rewritten: set[int] = set()
+    found = True
+    while found:
+        found = False
+        for call, _ in waiting:
+            places = _places(call)
+            if id(call) not in rewritten and not chosen.isdisjoint(places):
+                rewritten.add(id(call))
+                chosen.update(places)
+                found = True
+    return [
+        make() if make is not None and id(call) in rewritten else call for call, make in zip(calls, makers, strict=True)
+    ]
+
+
+def _positions(call: Call) -> Iterable[int]:
+    positions = _POSITIONS.get(str(call.op)) or _FOLDED.get(str(call.op)) or range(len(call.operands))
+    return (at for at in positions if call.operands[at] is not None)
+
+
+def _places(call: Call) -> list[Place]:
+    operands = [call.operands[at] for at in _positions(call)]
+    return [(operand.view.memory, operand.view.offset) for operand in operands if operand is not None]
+
+
+def _rewriting(call: Call) -> Callable[[], Call] | None:
+    """What makes the call's channels-last version; None if it has none."""
+    op = call.op
+    if not isinstance(op, str):
+        return None
+    forms = {at: _image(call.operands[at]) for at in _positions(call)}
+    if not forms or any(form is None for form in forms.values()):
+        return None
+    if op in _POSITIONS and all(len(_operand(call, at).op_shape) == 4 for at in forms):
+        return lambda: _with(call, forms, _last, layout="NHWC")
+    if op in _FOLDED and all(_is_folded(_operand(call, at).op_shape, shape) for at, shape in forms.items()):
+        return lambda: _with(call, forms, lambda s: (s[0] * s[2] * s[3], s[1], 1))
+    if op in _ALONG_AXIS and call.attributes["axis"] == 1:
+        return lambda: _with(call, forms, _last, axis=3)
+    if op in _ELEMENTWISE and len(set(forms.values())) == 1:
+        return lambda: _with(call, forms, _last)
+    return None
+
+
+def _operand(call: Call, at: int) -> Operand:
+    operand = call.operands[at]
+    assert operand is not None
+    return operand
+
+
+def _image(operand: Operand | None) -> Shape | None:
+    """The (images, channels, height, width) of an operand; None for anything else."""
+    if operand is None or len(operand.blob.shape) != 4 or operand.blob.dtype.itemsize != 4 or not operand.blob.count:
+        return None
+    return operand.blob.shape
+
+
+def _is_folded(shape: Shape, image: Shape | None) -> bool:
+    assert image is not None
+    return shape == image or shape == (image[0], image[1], image[2] * image[3])
+
+
+def _last(shape: Shape) -> Shape:
+    return (shape[0], shape[2], shape[3], shape[1])
+
+
+def _with(call: Call, forms: dict[int, Any], shaped: Callable[[Shape], Shape], **attributes: Any) -> Call:
+    operands = list(call.operands)
+    for at, shape in forms.items():
+        operand = _operand(call, at)
+        images, channels, positions = shape[0], shape[1], shape[2] * shape[3]
+        # of one channel, or one position, the two orders are the same
+        form = (images, channels, positions, operand.blob.dtype) if channels > 1 and positions > 1 else None
+        operands[at] = dataclasses.replace(operand, shape=shaped(shape), form=form)
+    return dataclasses.replace(call, operands=tuple(operands), attributes={**call.attributes, **attributes})
+
+
+def reordered_of(memory: SyncedMemory) -> Reordered:
+    """What keeps a memory's bytes channels last, made if it was not."""
+    reordered = memory.reordered
+    if reordered is None:
+        reordered = memory.reordered = Reordered(memory, turn)
+    return reordered
+
+
+def turn(device: Any, source: int, target: int, form: Form, back: bool) -> None:
+    """Copy an array, its channels made last or, `back`, second again (`memory.reordered.Turn`)."""
+    from blobmem.ops.cuda import layout
+
+    images, channels, positions, dtype = form
+    dtype = np.dtype(f"f{dtype.itemsize}")  # only moved, whatever it stands for
+    first, last = (images, channels, positions), (images, positions, channels)
+    if back:
+        layout.to_channels_first(device.as_array(source, last, dtype), device.as_array(target, first, dtype))
+    else:
+        layout.to_channels_last(device.as_array(source, first, dtype), device.as_array(target, last, dtype))

@@ -1,0 +1,255 @@
+"""Which plan computes a convolution: timed once, then the same for every net, thread, process and day.
+
+There is a file per GPU model, cuDNN version and math: those that come with the package, and the user's own, which new
+choices go to. Footprints without a GPU are predicted from the same files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blobmem.devices.cuda.compiler import cache_folder, write_atomically
+from blobmem.errors import DeviceError
+
+_fcntl: Any
+try:
+    import fcntl as _fcntl
+except ImportError:  # Windows: processes that search at one time may each time a plan, the first one written stays
+    _fcntl = None
+
+SHIPPED = Path(__file__).parent / "algorithms"
+
+WORKSPACE_LIMIT = 64 << 20
+"""Bytes of workspace that a plan may take unless the device says otherwise: a fiftieth of what training CaffeNet holds,
+and all that its convolutions' fastest plans but the FFTs ask for."""
+
+NEARLY = 1.03  # times the fastest plan's time is as good: less workspace decides, and timing noise does not
+
+DIRECT = "direct"
+"""The name of our own kernels among the plans."""
+
+Shape = tuple[int, ...]
+
+_log = logging.getLogger(__name__)
+
+
+class Key(NamedTuple):
+    """What a choice depends on, besides the file that it is in.
+
+    Attributes:
+        direction: "forward", "forward+bias", "data" or "weights" (the gradients).
+        x, w: shapes of the convolution's source and of its weights; stride, pad, dilation: per spatial axis.
+        dtype: NumPy's name of it.
+        layout: "NCHW" or "NHWC" (the strides of all arrays; shapes are always in the order N, C, spatial).
+        limit: bytes of workspace that are allowed.
+    """
+
+    direction: str
+    x: Shape
+    w: Shape
+    stride: Shape
+    pad: Shape
+    dilation: Shape
+    group: int
+    dtype: str
+    layout: str
+    math: str
+    deterministic: bool
+    limit: int
+
+    @property
+    def y(self) -> Shape:
+        """The shape of the convolution's outputs."""
+        axes = zip(self.x[2:], self.w[2:], self.stride, self.pad, self.dilation, strict=True)
+        return (self.x[0], self.w[0], *((x + 2 * p - d * (k - 1) - 1) // s + 1 for x, k, s, p, d in axes))
+
+    @property
+    def text(self) -> str:
+        """The key in a file of its math."""
+        lists = (("x", self.x), ("w", self.w), ("stride", self.stride), ("pad", self.pad), ("dilation", self.dilation))
+        words = [self.direction, *(f"{name}={','.join(map(str, dims))}" for name, dims in lists)]
+        words += [f"group={self.group}", self.dtype, self.layout]
+        words += ["deterministic"] if self.deterministic else []
+        words += [f"limit={self.limit}"] if self.limit != WORKSPACE_LIMIT else []
+        return " ".join(words)
+
+
+class Candidate(NamedTuple):
+    """A plan that could be chosen: its name, its place in the list, its workspace in bytes, and a call that runs it."""
+
+    plan: str
+    number: int
+    workspace: int
+    run: Callable[[], None]
+
+
+class Choice(NamedTuple):
+    """A plan that was chosen; `ms` is what it took when it was."""
+
+    plan: str
+    number: int
+    workspace: int
+    ms: float
+
+
+def choose(timed: Iterable[tuple[Candidate, float]]) -> Choice:
+    """Of the plans within 3% of the fastest that with the least workspace, then the lowest number."""
+    timed = list(timed)
+    fastest = min(ms for _, ms in timed)
+    near = [(candidate, ms) for candidate, ms in timed if ms <= fastest * NEARLY]
+    best, ms = min(near, key=lambda item: (item[0].workspace, item[0].number))
+    return Choice(best.plan, best.number, best.workspace, round(ms, 5))
+
+
+class Registry:
+    """The choices for one GPU model, cuDNN version and math; `registry` gives the process's only one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._seen: tuple[int, int] | None = None
+        self._choices = read(SHIPPED / path.name)
+
+    def find(self, key: Key) -> Choice | None:
+        """The choice for a key, if there is one."""
+        text = key.text
+        choice = self._choices.get(text)
+        if choice is None:
+            with self._lock:
+                self._reread()
+                choice = self._choices.get(text)
+        return choice
+
+    def find_or_register(self, key: Key, candidates: Iterable[Candidate], measure: Callable[[Candidate], float | None],
+                         lost: Choice | None = None) -> Choice:  # fmt: skip
+        """The choice for a key; if there is none, or it is `lost` (cannot be built), the candidates are timed.
+
+        Two threads or processes never time at once: the second one finds the first one's choice. `candidates` is only
+        iterated if needed, each measured (ms, None if it cannot run) before the next is asked for.
+        Raises DeviceError if none can run.
+        """
+        choice = self.find(key)
+        if choice is not None and choice != lost:
+            return choice
+        with self._lock, _locked(self.path):
+            choice = self.find(key)
+            if choice is not None and choice != lost:
+                return choice
+            timed = [(c, ms) for c in candidates if (ms := measure(c)) is not None]
+            if not timed:
+                raise DeviceError(f"no plan can run the convolution {key.text}")
+            choice = choose(timed)
+            self._write(key.text, choice)
+            return choice
+
+    def _reread(self) -> None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return
+        seen = status.st_mtime_ns, status.st_ino
+        if seen != self._seen:
+            self._seen = seen
+            self._choices = {**self._choices, **read(self.path)}
+
+    def _write(self, text: str, choice: Choice) -> None:
+        self._choices = {**self._choices, text: choice}
+        if not write(self.path, {**read(self.path), text: choice}):
+            _log.warning("chosen algorithms cannot be kept in %s: every process will search anew", self.path.parent)
+
+
+def registry(model: str, version: int, math: str) -> Registry:
+    """The registry for a GPU model ("NVIDIA H200"), cuDNN version (91900) and math ("fp32")."""
+    with _registries_lock:
+        return _registry(folder() / file_name(model, version, math))
+
+
+_registries_lock = threading.Lock()
+_registry = functools.cache(Registry)
+
+
+def predict(model: str, math: str, key: Key) -> Choice | None:
+    """The choice that a GPU model would make, from the files of any cuDNN version, the newest first."""
+    pattern = file_name(model, None, math)
+    versions = {_version(path) for place in (SHIPPED, folder()) for path in place.glob(pattern)}
+    for version in sorted(versions, reverse=True):
+        choice = registry(model, version, math).find(key)
+        if choice is not None:
+            return choice
+    return None
+
+
+def folder() -> Path:
+    """Where the user's own files are."""
+    return cache_folder() / "algorithms"
+
+
+def file_name(model: str, version: int | None, math: str) -> str:
+    """The name of a file; with no version a pattern for those of all."""
+    return f"{re.sub('[^A-Za-z0-9]+', '-', model)}_cudnn{'*' if version is None else version}_{math}.json"
+
+
+def _version(path: Path) -> int:
+    match = re.search(r"_cudnn(\d+)_", path.name)
+    return int(match[1]) if match else 0
+
+
+def files() -> list[Path]:
+    """All files, those of the package first."""
+    return [path for place in (SHIPPED, folder()) for path in sorted(place.glob("*.json"))]
+
+
+def export(target: Path) -> list[Path]:
+    """Write all choices, the user's before those of the package, into files of the same names in a folder; their paths.
+
+    OSError where that cannot be.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    merged: dict[str, dict[str, Choice]] = {}
+    for path in files():
+        merged.setdefault(path.name, {}).update(read(path))
+    for name, choices in merged.items():
+        if not write(target / name, choices):
+            raise OSError(f"{target / name} cannot be written")
+    return [target / name for name in merged]
+
+
+def read(path: Path) -> dict[str, Choice]:
+    """A file's choices by the keys' texts; none, and a warning, if it is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+        return {
+            str(text): Choice(str(item["plan"]), int(item["number"]), int(item["workspace"]), float(item["ms"]))
+            for text, item in content["choices"].items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _log.warning("%s is left aside: %s: %s", path, type(error).__name__, error)
+        return {}
+
+
+def write(path: Path, choices: dict[str, Choice]) -> bool:
+    """Write a whole file or none; whether it could be."""
+    lines = (f"{json.dumps(text)}: {json.dumps(choices[text]._asdict())}" for text in sorted(choices))
+    return write_atomically(path, ('{"choices": {\n' + ",\n".join(lines) + "\n}}\n").encode())
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """No other process is in here with the same path. Where nothing can be written there is nobody to share with."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.with_suffix(".lock").open("w"))
+            if _fcntl is not None:
+                _fcntl.flock(file, _fcntl.LOCK_EX)
+        yield

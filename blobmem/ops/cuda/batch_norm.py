@@ -1,0 +1,105 @@
+"""Batch normalisation, with the scale and the ReLU that may follow it, in two passes over memory.
+
+All large arrays are (outer, channels, inner), statistics and factors (channels,). x and y (dy and dx) may be the same
+memory. Statistics join means and squared distances of parts, in double precision, in an order that the shape decides.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.ops.cuda import channels
+from blobmem.ops.cuda.launch import THREADS, Kernels
+
+_UP, _DOWN = Kernels("batch_norm"), Kernels("batch_norm_gradient")
+_COLUMN_BLOCKS = 1056  # twice what an H200 takes at a time
+_LEAST_ROWS = 16  # of a thread, where channels have no runs
+_FINISH_THREADS, _ABREAST = 512, 8  # of the kernels that join parts: threads, and channels of a block
+
+
+@functools.lru_cache(4096)
+def _plan(shape: channels.Folded, dtype: np.dtype) -> tuple[int, int, int]:
+    """(parts of a channel, blocks, lots of channels that a block takes: 0 where channels have runs)."""
+    outer, count, inner = shape
+    if inner > 1 or count == 1:
+        parts = channels.splits(shape)
+        return parts, parts * count, 0
+    pack = 16 // dtype.itemsize
+    lots = count // pack if count % pack == 0 else count
+    width = 1 << min(5, (lots - 1).bit_length())
+    groups = -(-lots // width)
+    parts = max(1, min(-(-_COLUMN_BLOCKS // groups), outer * width // (THREADS * _LEAST_ROWS)))
+    return parts, parts * groups, width
+
+
+def _plan_of(x: Any) -> tuple[int, int, int]:
+    return _plan((x.shape[0], x.shape[1], x.shape[2]), x.dtype) if x.size else (1, 0, 0)
+
+
+def workspace(x: Any, *_: Any, **attributes: Any) -> int:
+    """Four numbers for each channel, and up to three doubles for each of its parts."""
+    parts, count = _plan_of(x)[0], x.shape[1]
+    return 4 * x.dtype.itemsize * count + (24 * parts * count if parts > 1 else 0)
+
+
+def _reduce(kernels: Kernels, like: CudaArray, name: str, finish: str, large: tuple[Any, ...], small: tuple[Any, ...],
+            ws: CudaArray, *numbers: Any) -> int:  # fmt: skip
+    """Sums by channel of `large` arrays, and what is made of them, four numbers a channel: gives their address."""
+    outer, count, inner = like.shape
+    parts, blocks, width = _plan_of(like)
+    factors, sums = ws.address, ws.address + 4 * like.dtype.itemsize * count
+    given = *small, sums, factors, outer, count, inner, parts, *numbers
+    if width:
+        kernels.run(like, f"{name}_columns", blocks, THREADS, *large, *given, width)
+    else:
+        kernels.run(like, name, blocks, THREADS, *large, *given)
+    if parts > 1:
+        kernels.run(like, finish, -(-count // _ABREAST), _FINISH_THREADS, *given)
+    return factors
+
+
+def forward(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
+            running_mean: CudaArray, running_var: CudaArray, factor: CudaArray, gamma: CudaArray | None,
+            beta: CudaArray | None, *, eps: float, fraction: float, relu: bool, ws: CudaArray) -> None:  # fmt: skip
+    """y = gamma * xhat + beta, and with `relu` 0 where that is negative; xhat = (x - mean) / sqrt(variance + eps).
+
+    xhat, gamma and beta may be left out. The running sums become fraction * old + new, the new variance being the
+    unbiased one and the new factor (1,) being 1.
+    """
+    if x.size == 0:
+        return
+    state = mean, inv_std, running_mean, running_var, factor
+    factors = _reduce(_UP, x, "forward_moments", "forward_finish", (x,), state, ws, eps, fraction)
+    shape = x.size, x.shape[1], x.shape[2]
+    _UP.chunks(x, "forward_map", x.size, x, y, xhat, factors, gamma, beta, *shape, relu)
+
+
+def backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray,
+             dx: CudaArray, dgamma: CudaArray | None, dbeta: CudaArray | None, *, relu: bool, accumulate: bool,
+             ws: CudaArray) -> None:  # fmt: skip
+    """dx = gamma * inv_std * (g - mean(g) - xhat * mean(g * xhat)), means over channels.
+
+    g is dy, with `relu` 0 where y was not positive; dbeta[c] (+)= the sum of g, dgamma[c] (+)= the sum of g * xhat.
+    gamma, beta, dgamma and dbeta may be left out.
+    """
+    if dy.size == 0:
+        for total in (dgamma, dbeta):
+            if total is not None and not accumulate:
+                total.zero()
+        return
+    small = inv_std, gamma, beta, dgamma, dbeta
+    factors = _reduce(_DOWN, dy, "backward_sums", "backward_finish", (xhat, dy), small, ws, relu, accumulate)
+    shape = dy.size, dy.shape[1], dy.shape[2]
+    _DOWN.chunks(dy, "backward_map", dy.size, xhat, dy, dx, factors, gamma, beta, *shape, relu)
+
+
+def inference(x: CudaArray, y: CudaArray, running_mean: CudaArray | None, running_var: CudaArray, factor: CudaArray,
+              gamma: CudaArray | None = None, beta: CudaArray | None = None, *, eps: float,
+              relu: bool = False) -> None:  # fmt: skip
+    """`forward` with the running sums over their factor (0 where that is 0) for statistics; no mean means 0."""
+    given = x, y, running_mean, running_var, factor, gamma, beta
+    _UP.chunks(x, "batch_norm_inference", x.size, *given, x.size, x.shape[1], x.shape[2], eps, relu)

@@ -1,0 +1,279 @@
+"""Convolution and its transpose by cuDNN's plans, and by our own kernels where it has none.
+
+Operands and keywords as in `blobmem.ops.host.conv`. Which plan runs is found when the workspace is asked for
+(`conv_plans`); the transpose's forward pass is a convolution's gradient for the data, and the other way round. With
+`layout="NHWC"`, of two spatial axes only, x, y and their gradients have shapes (images, height, width, channels);
+weights and their gradients stay as the file has them, and are turned over in the workspace where a plan wants that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.errors import DeviceError
+from blobmem.ops.cuda import channels
+from blobmem.ops.cuda.algorithms import Key
+from blobmem.ops.cuda.conv_direct import (
+    add,
+    add_bias,
+    direct_backward_data,
+    direct_backward_weights,
+    direct_forward,
+    take_channels_last,
+)
+from blobmem.ops.cuda.conv_plans import aligned, key_of, plan_of, workspace_bytes
+from blobmem.ops.cuda.cudnn import Plan
+from blobmem.ops.cuda.layout import narrow_channels, to_channels_last, widen_channels
+from blobmem.ops.registry import ArraySpec, op
+
+Shape = tuple[int, ...]
+
+
+def _forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any, **window: Any) -> int:
+    if wide := _wide(x, w, window):
+        return wide.workspace_bytes(_forward_direction(b), device, window)
+    return _plan_bytes(key_of(_forward_direction(b), device, x, w, **window), device, w)
+
+
+def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> int:
+    return _plan_bytes(key_of("data", device, dx, w, **window), device, w)
+
+
+def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, **window: Any) -> int:
+    """For plans, which cannot add to what is there, dw comes first."""
+    if wide := _wide(x, dw, window):
+        return wide.workspace_bytes("weights", device, window)
+    return _plan_bytes(key_of("weights", device, x, dw, **window), device, dw, accumulate)
+
+
+def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False) -> int:
+    """What a plan takes, behind weights in its order if that is another one, or if they are wanted `apart`."""
+    nbytes = workspace_bytes(key, device)
+    if nbytes is None:
+        return 0
+    return nbytes + (aligned(w.nbytes) if apart or _turns(w, key.layout) else 0)
+
+
+def _turns(w: ArraySpec | CudaArray, layout: str) -> bool:
+    """Whether a plan for the layout has the weights in another order than the file."""
+    return layout == "NHWC" and w.shape[1] > 1 and math.prod(w.shape[2:]) > 1
+
+
+def _forward_direction(b: Any) -> str:
+    return "forward" if b is None else "forward+bias"
+
+
+def _beside(w: CudaArray, ws: CudaArray | None) -> CudaArray:
+    """An array like the weights, where ws begins."""
+    if ws is None or ws.nbytes < w.nbytes:
+        held = 0 if ws is None else ws.nbytes
+        raise DeviceError(f"a convolution's weights need {w.nbytes} bytes of workspace but were given {held}")
+    return ws.part(0, w.shape, w.dtype)
+
+
+def _turned(w: CudaArray, ws: CudaArray | None, layout: str) -> tuple[CudaArray, int]:
+    """The weights as a plan for the layout wants them, and how many bytes of ws they take."""
+    if not _turns(w, layout):
+        return w, 0
+    turned = _beside(w, ws)
+    to_channels_last(w, turned)
+    return turned, aligned(w.nbytes)
+
+
+def _run(plan: Plan, arrays: tuple[CudaArray, ...], ws: CudaArray | None, offset: int = 0) -> None:
+    """Queue a plan with its workspace from `offset` on."""
+    if plan.workspace and (ws is None or ws.nbytes < offset + plan.workspace):
+        held = 0 if ws is None else ws.nbytes
+        raise DeviceError(f"a convolution needs {offset + plan.workspace} bytes of workspace but was given {held}")
+    plan.run([array.address for array in arrays], 0 if ws is None else ws.address + offset)
+
+
+def _forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
+             window: dict[str, Any]) -> None:  # fmt: skip
+    if (wide := _wide(x, w, window)) and wide.forward(x, w, b, y, ws, window):
+        return
+    plan = plan_of(key_of(_forward_direction(b), x.device, x, w, **window), x.device)
+    if plan is None:
+        direct_forward(x, w, b, y, **window)
+        return
+    w, offset = _turned(w, ws, window["layout"])
+    if b is not None and plan.fused:
+        _run(plan, (x, w, y, b), ws, offset)
+        return
+    _run(plan, (x, w, y), ws, offset)
+    if b is not None:
+        add_bias(b, y, window["layout"])
+
+
+def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArray, ws: CudaArray | None,
+                   window: dict[str, Any]) -> None:  # fmt: skip
+    """dx from dy; with `b`, the outputs of a deconvolution of dy."""
+    plan = plan_of(key_of("data", dx.device, dx, w, **window), dx.device)
+    if plan is None:
+        direct_backward_data(dy, w, b, dx, **window)
+        return
+    w, offset = _turned(w, ws, window["layout"])
+    _run(plan, (dx, w, dy), ws, offset)
+    if b is not None:
+        add_bias(b, dx, window["layout"])
+
+
+def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
+                      window: dict[str, Any]) -> None:  # fmt: skip
+    if (wide := _wide(x, dw, window)) and wide.backward_weights(x, dy, dw, ws, accumulate, window):
+        return
+    plan = plan_of(key_of("weights", x.device, x, dw, **window), x.device)
+    turns = _turns(dw, window["layout"])
+    if plan is None:
+        direct_backward_weights(x, dy, dw, accumulate=accumulate, **window)
+    elif turns or accumulate:
+        fresh = _beside(dw, ws)
+        _run(plan, (x, fresh, dy), ws, aligned(dw.nbytes))
+        if turns:
+            take_channels_last(fresh, dw, accumulate=accumulate)
+        else:
+            add(fresh, dw)
+    else:
+        _run(plan, (x, dw, dy), ws)
+
+
+class _Wide(NamedTuple):
+    """Images, channels last, with channels of zeros added up to a multiple of 4, which tensor cores need.
+
+    The first convolution of most nets has 3, and would take as long as a dozen others.
+    """
+
+    x: ArraySpec
+    w: ArraySpec
+    plain_w: ArraySpec
+
+    def plan(self, direction: str, device: Any, window: dict[str, Any]) -> Plan | None:
+        return plan_of(key_of(direction, device, self.x, self.w, **window), device)
+
+    def workspace_bytes(self, direction: str, device: Any, window: dict[str, Any]) -> int:
+        nbytes = workspace_bytes(key_of(direction, device, self.x, self.w, **window), device)
+        return 0 if nbytes is None else self._places()[-1] + nbytes
+
+    def _places(self) -> tuple[int, int, int, int]:
+        """Where in ws the images, the weights and the wider weights begin, and where they end."""
+        w, plain = aligned(self.x.nbytes), aligned(self.plain_w.nbytes)
+        return 0, w, w + plain, w + plain + aligned(self.w.nbytes)
+
+    def _arrays(self, ws: CudaArray | None) -> tuple[CudaArray, CudaArray, CudaArray]:
+        images, plain, wide, stop = self._places()
+        if ws is None or ws.nbytes < stop:
+            raise DeviceError(f"a convolution needs {stop} bytes of workspace but was given {ws and ws.nbytes}")
+        outputs, channels, *taps = self.plain_w.shape
+        return (
+            ws.part(images, self.x.shape, self.x.dtype),
+            ws.part(plain, (outputs, *taps, channels), self.w.dtype),
+            ws.part(wide, (outputs, *taps, self.w.shape[1]), self.w.dtype),
+        )
+
+    def forward(self, x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
+                window: dict[str, Any]) -> bool:  # fmt: skip
+        """Whether there is a plan, which it then ran."""
+        plan = self.plan(_forward_direction(b), x.device, window)
+        if plan is None:
+            return False
+        images, plain, wide = self._arrays(ws)
+        widen_channels(x, images)
+        to_channels_last(w, plain)
+        widen_channels(plain, wide)
+        fused = b is not None and plan.fused
+        _run(plan, (images, wide, y, b) if fused and b is not None else (images, wide, y), ws, self._places()[-1])
+        if b is not None and not fused:
+            add_bias(b, y, window["layout"])
+        return True
+
+    def backward_weights(self, x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
+                         window: dict[str, Any]) -> bool:  # fmt: skip
+        """Whether there is a plan, which it then ran."""
+        plan = self.plan("weights", x.device, window)
+        if plan is None:
+            return False
+        images, plain, wide = self._arrays(ws)
+        widen_channels(x, images)
+        _run(plan, (images, wide, dy), ws, self._places()[-1])
+        narrow_channels(wide, plain)
+        take_channels_last(plain, dw, accumulate=accumulate)
+        return True
+
+
+def _wide(x: Any, w: Any, window: dict[str, Any]) -> _Wide | None:
+    missing = -w.shape[1] % 4
+    if (
+        not missing
+        or len(x.shape) != 4
+        or window.get("layout") != "NHWC"
+        or window["group"] > 1
+        or w.dtype != np.float32
+    ):
+        return None
+    x_shape = (*x.shape[:3], x.shape[3] + missing)
+    w_shape = (w.shape[0], w.shape[1] + missing, *w.shape[2:])
+    return _Wide(ArraySpec(x_shape, x.dtype), ArraySpec(w_shape, w.dtype), ArraySpec(w.shape, w.dtype))
+
+
+def _folded(dy: Any, db: Any) -> tuple[int, int, int]:
+    return dy.shape[0], db.shape[0], math.prod(dy.shape[2:])
+
+
+@op(family="cuda", workspace=_forward_bytes)
+def conv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
+                 stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
+    """y = x convolved with w, plus b per channel (None: no bias)."""
+    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    _forward(x, w, b, y, ws, window)
+
+
+@op(family="cuda", workspace=lambda dy, w, dx, **others: _data_bytes(dx, w, **others))
+def conv_backward_data(dy: CudaArray, w: CudaArray, dx: CudaArray, *, ws: CudaArray | None = None, stride: Shape,
+                       pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
+    """The gradient for x."""
+    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    _backward_data(dy, w, None, dx, ws, window)
+
+
+@op(family="cuda", workspace=lambda x, dy, dw, **others: _weights_bytes(x, dw, **others))
+def conv_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, ws: CudaArray | None = None, stride: Shape,
+                          pad: Shape, dilation: Shape, group: int, accumulate: bool,
+                          layout: str = "NCHW") -> None:  # fmt: skip
+    """The gradient for w."""
+    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    _backward_weights(x, dy, dw, ws, accumulate, window)
+
+
+@op(family="cuda", workspace=lambda dy, db, **_: channels.workspace_bytes(_folded(dy, db)))
+def conv_backward_bias(dy: CudaArray, db: CudaArray, *, ws: CudaArray | None = None, accumulate: bool) -> None:
+    """The gradient for a bias per channel: dy summed over images and positions; of deconvolutions too."""
+    channels.sum_per_channel(_folded(dy, db), dy, None, db, ws, accumulate=accumulate)
+
+
+@op(family="cuda", workspace=lambda x, w, b, y, **others: _data_bytes(y, w, **others))
+def deconv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
+                   stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
+    """y = the transpose of a convolution with w, applied to x, plus b per channel (None: no bias)."""
+    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    _backward_data(x, w, b, y, ws, window)
+
+
+@op(family="cuda", workspace=lambda dy, w, dx, **others: _forward_bytes(dy, w, None, dx, **others))
+def deconv_backward_data(dy: CudaArray, w: CudaArray, dx: CudaArray, *, ws: CudaArray | None = None, stride: Shape,
+                         pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
+    """The gradient for a deconvolution's x."""
+    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    _forward(dy, w, None, dx, ws, window)
+
+
+@op(family="cuda", workspace=lambda x, dy, dw, **others: _weights_bytes(dy, dw, **others))
+def deconv_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, ws: CudaArray | None = None, stride: Shape,
+                            pad: Shape, dilation: Shape, group: int, accumulate: bool,
+                            layout: str = "NCHW") -> None:  # fmt: skip
+    """The gradient for a deconvolution's w."""
+    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    _backward_weights(dy, x, dw, ws, accumulate, window)

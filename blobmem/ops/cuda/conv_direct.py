@@ -1,0 +1,80 @@
+"""Convolutions by our own kernels: where cuDNN has no plan, and as a candidate where a group has a single channel.
+
+Operands and keywords as in `conv`; up to six spatial axes. Deterministic, no workspace, the weights in the file's order
+whatever the layout.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.ops.cuda.launch import THREADS, Kernels
+from blobmem.ops.cuda.layout import channels_first
+
+Shape = tuple[int, ...]
+
+MOST_AXES = 6
+
+_KERNELS = Kernels("conv_direct")
+_MOST_BLOCKS = 2**20
+
+
+def _geometry(x: Shape, w: Shape, y: Shape, stride: Shape, pad: Shape, dilation: Shape, group: int,
+              layout: str = "NCHW") -> tuple[str, tuple[Any, ...]]:  # fmt: skip
+    """A kernel's ending, and what the kernels take after the arrays and sizes, for the convolution x -> y."""
+    x, y = channels_first(x, layout), channels_first(y, layout)
+    spatial = len(x) - 2
+    if spatial > MOST_AXES:
+        raise ValueError(f"a convolution over {spatial} spatial axes; on a CUDA device at most {MOST_AXES}")
+    if max(math.prod(x[2:]), math.prod(y[2:])) >= 2**31:
+        raise ValueError(f"a convolution from {x} to {y}; on a CUDA device a plane has below 2^31 elements")
+    axes = 2 if spatial <= 2 else MOST_AXES
+
+    def full(dims: Shape, absent: int) -> Shape:
+        return (absent,) * (axes - spatial) + tuple(dims)
+
+    dims = (full(x[2:], 1), full(y[2:], 1), full(w[2:], 1), full(stride, 1), full(pad, 0), full(dilation, 1))
+    return f"_{axes}", (group, x[1] // group, y[1] // group, layout == "NHWC", *dims)
+
+
+def direct_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, **window: Any) -> None:
+    """As `conv.conv_forward`. ValueError for more than six spatial axes."""
+    ending, geometry = _geometry(x.shape, w.shape, y.shape, **window)
+    _KERNELS.over(y, "forward" + ending, y.size, x, w, b, y, y.size, *geometry, each=1)
+
+
+def direct_backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArray, **window: Any) -> None:
+    """As `conv.conv_backward_data`; with `b`, as `conv.deconv_forward`. ValueError for more than six spatial axes."""
+    ending, geometry = _geometry(dx.shape, w.shape, dy.shape, **window)
+    _KERNELS.over(dx, "backward_data" + ending, dx.size, dy, w, b, dx, dx.size, *geometry, each=1)
+
+
+def direct_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, accumulate: bool, **window: Any) -> None:
+    """As `conv.conv_backward_weights`. ValueError for more than six spatial axes."""
+    ending, geometry = _geometry(x.shape, dw.shape, dy.shape, **window)
+    _KERNELS.run(dw, "backward_weights" + ending, min(dw.size, _MOST_BLOCKS), THREADS, x, dy, dw, dw.size, x.shape[0],
+                 *geometry, accumulate)  # fmt: skip
+
+
+def add_bias(b: CudaArray, y: CudaArray, layout: str = "NCHW") -> None:
+    """y += b per channel."""
+    plane = 1 if layout == "NHWC" else math.prod(y.shape[2:])
+    _KERNELS.over(y, "add_bias", y.size, b, y, y.size, b.size, plane)
+
+
+def add(x: CudaArray, y: CudaArray) -> None:
+    """y += x, of one shape."""
+    _KERNELS.over(y, "add", y.size, x, y, y.size)
+
+
+def take_channels_last(x: CudaArray, dw: CudaArray, *, accumulate: bool) -> None:
+    """dw (outputs, channels, spatial...) (+)= x, whose memory has the channels last."""
+    taps = math.prod(dw.shape[2:])
+    _KERNELS.over(dw, "take_channels_last", dw.size, x, dw, dw.size, dw.shape[1], taps, accumulate, each=1)
+
+
+def noise(y: CudaArray, seed: int) -> None:
+    """Fill an array with random numbers from -1 to 1."""
+    _KERNELS.over(y, "noise", y.size, y, y.size, seed)

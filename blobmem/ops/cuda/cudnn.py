@@ -1,0 +1,188 @@
+"""cuDNN through its frontend: graphs of one convolution, the plans that can run them, and running one.
+
+The frontend is imported when a handle is made. Its arrays have numbers (uids): x is 1, w 2, y 3, the bias 4, and a plan
+takes the addresses in this order whichever of them is the result.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from blobmem.errors import DeviceError
+from blobmem.ops.cuda.algorithms import Key, Shape
+
+FUSED = "bias+"  # what the name of a plan that also adds the bias begins with
+
+MOST_AXES = 3  # spatial ones that cuDNN takes
+
+_BARRED = {
+    # float32 sums of float32 products, and Winograd only with tiles whose error stays near rounding
+    "fp32": ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13"),
+    "tf32": (),
+}
+
+
+_spare: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+"""Handles of threads that have ended, by CUDA context: they may only be destroyed where it is current, and a new one
+takes milliseconds."""
+
+
+class Cudnn:
+    """A handle for one device and thread, and the plans built on it.
+
+    Attributes:
+        plans: by key; None where our own kernels were chosen.
+        version: cuDNN's, 91900 for 9.19.0.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._pool = _spare.setdefault(device.context, [])
+        try:
+            import cudnn
+
+            self.handle: int = self._pool.pop() if self._pool else cudnn.create_handle()
+        except (ImportError, RuntimeError) as error:
+            raise DeviceError(
+                f"convolutions on a CUDA device need cuDNN and nvidia-cudnn-frontend 1.23 ({error}): "
+                "pip install 'blobmem[cuda]'"
+            ) from error
+        self.module = cudnn
+        self.version = int(cudnn.backend_version())
+        self.plans: dict[Key, Plan | None] = {}
+        self.errors = (RuntimeError, ValueError, cudnn.cudnnGraphNotSupportedError)
+        self._device = device
+        self._stream: int | None = None
+
+    def follow(self) -> int:
+        """The handle, set to this thread's compute stream."""
+        stream = self._device.compute_stream().handle
+        if stream != self._stream:
+            self.module.set_stream(handle=self.handle, stream=stream)
+            self._stream = stream
+        return self.handle
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            self._pool.append(self.handle)
+
+    def listed(self, key: Key, fused: bool) -> Iterator[tuple[int, str, Any]]:
+        """(index, name, graph) of every plan for a key that its math and its determinism allow, none of them built.
+
+        With `fused` those of the convolution and its bias together. Nothing where cuDNN does not support the graph.
+        """
+        graph = build_graph(self.module, key, fused, self.handle)
+        modes = self.module.heur_mode
+        try:
+            graph.validate()
+            graph.build_operation_graph()
+            graph.create_execution_plans([modes.A, modes.B, modes.FALLBACK])
+        except self.errors:
+            return
+        graph.deselect_numeric_notes([getattr(self.module.numerical_note, name) for name in barred(key)])
+        graph.deselect_workspace_greater_than(key.limit)
+        seen = set()
+        for index in range(graph.get_execution_plan_count()):
+            name = (FUSED if fused else "") + graph.get_plan_name_at_index(index)
+            if name not in seen:
+                seen.add(name)
+                yield index, name, graph
+
+    def build(self, key: Key, name: str) -> Plan | None:
+        """The plan of that name for a key; None if there is no such plan or it cannot be built (any more)."""
+        for index, listed, graph in self.listed(key, name.startswith(FUSED)):
+            if listed == name and self.built(graph, index):
+                return Plan(self, graph, name.startswith(FUSED))
+        return None
+
+    def built(self, graph: Any, index: int) -> bool:
+        """Build a plan of a graph, which is the one that it runs from then on; whether that was possible."""
+        try:
+            graph.build_plan_at_index(index)
+        except self.errors:
+            return False
+        return True
+
+
+class Plan:
+    """A plan that can be run.
+
+    Attributes:
+        workspace: bytes that it needs.
+        fused: whether it adds the bias, too.
+    """
+
+    __slots__ = ("_cudnn", "_run", "fused", "workspace")
+
+    def __init__(self, cudnn: Cudnn, graph: Any, fused: bool) -> None:
+        self._cudnn = cudnn
+        self.fused = fused
+        self.workspace = int(graph.get_workspace_size())
+        graph._prepare_variant_pack_template()
+        order, expected = graph._get_variant_pack_uids_sorted(), [1, 2, 3, 4] if fused else [1, 2, 3]
+        if order != expected:
+            raise DeviceError(f"the cuDNN frontend orders a convolution's arrays {order}, expected was {expected}")
+        self._run = graph._execute_with_ptrs
+
+    def run(self, addresses: list[int], workspace: int) -> None:
+        """Queue it, on addresses of x, w, y (and the bias if fused) and of the workspace, on the compute stream.
+
+        Raises DeviceError if cuDNN refuses.
+        """
+        try:
+            self._run(addresses, workspace, self._cudnn.follow())
+        except self._cudnn.errors as error:
+            raise DeviceError(f"cuDNN could not run a convolution: {error}") from error
+
+
+def barred(key: Key) -> tuple[str, ...]:
+    """Names of the numerical notes that a plan for this key must not have."""
+    notes = _BARRED[key.math] if key.dtype == "float32" else ()
+    return (*notes, "NONDETERMINISTIC") if key.deterministic else notes
+
+
+def build_graph(cudnn: Any, key: Key, fused: bool = False, handle: int | None = None) -> Any:
+    """The frontend's graph for a key, not yet validated; with `fused` a bias is added to what a forward pass gives."""
+    number = cudnn.data_type.FLOAT if key.dtype == "float32" else cudnn.data_type.DOUBLE
+    graph = cudnn.pygraph(
+        name=key.direction, io_data_type=number, intermediate_data_type=number, compute_data_type=number, handle=handle
+    )
+    shapes = {1: _planar(key.x), 2: _planar(key.w), 3: _planar(key.y), 4: _planar((1, key.w[0], *[1] * len(key.pad)))}
+
+    def tensor(uid: int) -> Any:
+        shape = shapes[uid]
+        return graph.tensor(dim=shape, stride=strides(shape, key.layout), data_type=number, uid=uid)
+
+    window = {
+        "padding": _pair(key.pad, 0), "stride": _pair(key.stride, 1), "dilation": _pair(key.dilation, 1),
+    }  # fmt: skip
+    if key.direction == "data":
+        result, uid = graph.conv_dgrad(loss=tensor(3), filter=tensor(2), **window), 1
+    elif key.direction == "weights":
+        result, uid = graph.conv_wgrad(image=tensor(1), loss=tensor(3), **window), 2
+    else:
+        result, uid = graph.conv_fprop(image=tensor(1), weight=tensor(2), **window), 3
+    shape = shapes[uid]
+    if fused:
+        result.set_dim(shape).set_stride(strides(shape, key.layout)).set_data_type(number)
+        result = graph.bias(input=result, bias=tensor(4))
+    result.set_output(True).set_data_type(number).set_dim(shape).set_stride(strides(shape, key.layout)).set_uid(uid)
+    return graph
+
+
+def _pair(values: Shape, absent: int) -> list[int]:
+    """An entry per spatial axis of cuDNN, which has two at least."""
+    return [absent] * (2 - len(values)) + list(values)
+
+
+def _planar(shape: Shape) -> list[int]:
+    return [*shape[:2], *_pair(shape[2:], 1)]
+
+
+def strides(shape: list[int], layout: str) -> list[int]:
+    """Strides in elements of a packed array: "NCHW" as its axes stand, "NHWC" with the channels fastest."""
+    order = range(len(shape)) if layout == "NCHW" else [0, *range(2, len(shape)), 1]
+    inner = {axis: math.prod(shape[later] for later in list(order)[place + 1 :]) for place, axis in enumerate(order)}
+    return [inner[axis] for axis in range(len(shape))]

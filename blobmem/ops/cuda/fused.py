@@ -1,0 +1,60 @@
+"""Ops that do in fewer passes over memory what several ops do one after the other; passes over a schedule put them in.
+
+Batch norm's arrays are (outer, channels, inner) as in `norm`, statistics and factors (channels,). x and y (dy and dx)
+may be the same memory.
+"""
+
+from __future__ import annotations
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.ops.cuda import batch_norm
+from blobmem.ops.cuda.launch import Kernels
+from blobmem.ops.registry import op
+
+_KERNELS = Kernels("fused")
+
+
+@op(family="cuda", workspace=batch_norm.workspace)
+def batch_norm_scale_forward(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
+                             running_mean: CudaArray, running_var: CudaArray, factor: CudaArray, gamma: CudaArray,
+                             beta: CudaArray | None, *, eps: float, fraction: float, relu: bool,
+                             ws: CudaArray) -> None:  # fmt: skip
+    """`batch_norm_forward`, `scale_forward` and with `relu` max(0, .) of that.
+
+    Where given, xhat gets the normalised x, which `batch_norm_scale_backward` takes.
+    """
+    state = mean, inv_std, running_mean, running_var, factor
+    batch_norm.forward(x, y, xhat, *state, gamma, beta, eps=eps, fraction=fraction, relu=relu, ws=ws)
+
+
+@op(family="cuda", workspace=batch_norm.workspace)
+def batch_norm_scale_backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray, beta: CudaArray | None,
+                              dy: CudaArray, dx: CudaArray, dgamma: CudaArray | None, dbeta: CudaArray | None, *,
+                              relu: bool, accumulate: bool, ws: CudaArray) -> None:  # fmt: skip
+    """dx, dgamma and dbeta (None: not wanted) from the gradient of what `batch_norm_scale_forward` made.
+
+    Where its ReLU was shut is computed again, to the same bits.
+    """
+    factors, wanted = (xhat, inv_std, gamma, beta), (dgamma, dbeta)
+    batch_norm.backward(*factors, dy, dx, *wanted, relu=relu, accumulate=accumulate, ws=ws)
+
+
+@op(family="cuda")
+def batch_norm_scale_inference(x: CudaArray, y: CudaArray, running_mean: CudaArray, running_var: CudaArray,
+                               factor: CudaArray, gamma: CudaArray, beta: CudaArray | None, *, eps: float,
+                               relu: bool) -> None:  # fmt: skip
+    """`batch_norm_inference`, `scale_forward` and with `relu` max(0, .) of that."""
+    batch_norm.inference(x, y, running_mean, running_var, factor, gamma, beta, eps=eps, relu=relu)
+
+
+@op(family="cuda")
+def sum_relu_forward(a: CudaArray, b: CudaArray, y: CudaArray, *, slope: float) -> None:
+    """y = a + b where positive, slope * (a + b) elsewhere; y may be a or b."""
+    _KERNELS.map("sum_relu", (a, b, y), slope)
+
+
+@op(family="cuda")
+def sum_relu_backward(y: CudaArray, dy: CudaArray, da: CudaArray | None, db: CudaArray | None, *,
+                      slope: float) -> None:  # fmt: skip
+    """dy, da and db (None: not wanted) all become dy where y is positive, slope * dy elsewhere."""
+    _KERNELS.over(dy, "sum_relu_gradient", dy.size, y, dy, da, db, dy.size, slope)

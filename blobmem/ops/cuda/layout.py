@@ -1,0 +1,53 @@
+"""Arrays (images, channels, spatial...) with their channels last in memory, and back.
+
+Ops that compute on either take a keyword `layout`: "NCHW", or "NHWC" with spatial operands (images, height, width,
+channels).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.ops.cuda import strided
+from blobmem.ops.cuda.launch import Kernels
+
+_KERNELS = Kernels("layout")
+
+Shape = tuple[int, ...]
+
+
+def channels_first(shape: Shape, layout: str) -> Shape:
+    """The shape (images, channels, spatial...) of an array in a layout. ValueError for "NHWC" without four axes."""
+    if layout == "NCHW":
+        return shape
+    if layout != "NHWC" or len(shape) != 4:
+        raise ValueError(f"a layout is NCHW, or NHWC of four axes; not {layout} of {len(shape)}")
+    return shape[0], shape[3], shape[1], shape[2]
+
+
+def in_layout(shape: Shape, layout: str) -> Shape:
+    """The shape in a layout of an array (images, channels, spatial...)."""
+    return shape if layout == "NCHW" else (shape[0], *shape[2:], shape[1])
+
+
+def to_channels_last(x: CudaArray, y: CudaArray) -> None:
+    """y's memory = x (images, channels, spatial...) as (images, spatial..., channels). y has as many elements."""
+    images, channels, *spatial = x.shape
+    strided.transposed(x, y, (images, channels, prod(spatial)), (0, 2, 1))
+
+
+def to_channels_first(x: CudaArray, y: CudaArray) -> None:
+    """y (images, channels, spatial...) = x's memory, which is (images, spatial..., channels)."""
+    images, channels, *spatial = y.shape
+    strided.transposed(x, y, (images, prod(spatial), channels), (0, 2, 1))
+
+
+def widen_channels(x: CudaArray, y: CudaArray) -> None:
+    """y (rows..., channels) = x (rows..., fewer channels), zeros behind; y's channels are a multiple of 4."""
+    _KERNELS.over(y, "widen", y.nbytes // 16, x, y, y.nbytes // 16, x.shape[-1], y.shape[-1], each=2)
+
+
+def narrow_channels(x: CudaArray, y: CudaArray) -> None:
+    """y (rows..., channels) = the first channels of x (rows..., more channels)."""
+    _KERNELS.over(y, "narrow", y.size, x, y, y.size, x.shape[-1], y.shape[-1])

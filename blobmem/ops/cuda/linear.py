@@ -1,0 +1,46 @@
+"""Inner products: y (M, N) from x (M, K) and weights w (N, K), or (K, N) with `transpose`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.ops.cuda import channels
+from blobmem.ops.cuda.launch import Kernels
+from blobmem.ops.cuda.products import only_products, product
+from blobmem.ops.registry import op
+
+_KERNELS = Kernels("linear")
+
+
+@op(family="cuda", workspace=only_products)
+def inner_product_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, transpose: bool,
+                          ws: CudaArray) -> None:  # fmt: skip
+    """y = x w^T + b (x w + b with `transpose`); b (N,) or None."""
+    product(x, w, y, ws, transpose_b=not transpose)
+    if b is not None:
+        _KERNELS.over(y, "add_bias", y.size, y, b, y.size, b.size)
+
+
+@op(family="cuda", workspace=only_products)
+def inner_product_backward_data(dy: CudaArray, w: CudaArray, dx: CudaArray, *, transpose: bool, ws: CudaArray) -> None:
+    """dx = dy w (dy w^T with `transpose`)."""
+    product(dy, w, dx, ws, transpose_b=transpose)
+
+
+@op(family="cuda", workspace=only_products)
+def inner_product_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, transpose: bool, accumulate: bool,
+                                   ws: CudaArray) -> None:  # fmt: skip
+    """dw (+)= dy^T x (x^T dy with `transpose`)."""
+    rows, other = (x, dy) if transpose else (dy, x)
+    product(rows, other, dw, ws, transpose_a=True, beta=float(accumulate))
+
+
+def _bias_room(dy: Any, db: Any, **_: Any) -> int:
+    return channels.workspace_bytes((dy.shape[0], dy.shape[1], 1))
+
+
+@op(family="cuda", workspace=_bias_room)
+def inner_product_backward_bias(dy: CudaArray, db: CudaArray, *, accumulate: bool, ws: CudaArray | None = None) -> None:
+    """db (+)= dy summed over its rows."""
+    channels.sum_per_channel((dy.shape[0], dy.shape[1], 1), dy, None, db, ws, accumulate=accumulate)

@@ -1,0 +1,89 @@
+"""Batch normalisation, and scaling and shifting by channel.
+
+All large arrays are (outer, channels, inner), statistics and factors (channels,). x and y (dy and dx) may be the same
+memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.ops.cuda import batch_norm, channels
+from blobmem.ops.cuda.launch import Kernels
+from blobmem.ops.registry import op
+
+_KERNELS = Kernels("norm")
+
+
+@op(family="cuda", workspace=batch_norm.workspace)
+def batch_norm_forward(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
+                       running_mean: CudaArray, running_var: CudaArray, factor: CudaArray, *, eps: float,
+                       fraction: float, ws: CudaArray) -> None:  # fmt: skip
+    """y = (x - mean) / sqrt(variance + eps) with the batch's own statistics (Ioffe and Szegedy 2015, algorithm 1).
+
+    xhat gets another copy of y (None: not wanted), mean and inv_std the statistics. The running sums become fraction *
+    old + new, the new variance being the unbiased one and the new factor (1,) being 1.
+    """
+    state = mean, inv_std, running_mean, running_var, factor
+    batch_norm.forward(x, y, xhat, *state, None, None, eps=eps, fraction=fraction, relu=False, ws=ws)
+
+
+@op(family="cuda", workspace=batch_norm.workspace)
+def batch_norm_backward(xhat: CudaArray, inv_std: CudaArray, dy: CudaArray, dx: CudaArray, *, ws: CudaArray) -> None:
+    """dx = inv_std * (dy - mean(dy) - xhat * mean(dy * xhat)), means over channels."""
+    batch_norm.backward(xhat, inv_std, None, None, dy, dx, None, None, relu=False, accumulate=False, ws=ws)
+
+
+@op(family="cuda")
+def batch_norm_inference(x: CudaArray, y: CudaArray, running_mean: CudaArray, running_var: CudaArray,
+                         factor: CudaArray, *, eps: float) -> None:  # fmt: skip
+    """y = (x - mean) / sqrt(variance + eps) with the running sums over their factor (0 where that is 0)."""
+    batch_norm.inference(x, y, running_mean, running_var, factor, eps=eps)
+
+
+@op(family="cuda")
+def batch_norm_backward_global(dy: CudaArray, dx: CudaArray, running_var: CudaArray, factor: CudaArray, *,
+                               eps: float) -> None:  # fmt: skip
+    """dx of `batch_norm_inference`."""
+    batch_norm.inference(dy, dx, None, running_var, factor, eps=eps)
+
+
+def _affine(x: CudaArray, times: CudaArray | None, plus: CudaArray | None, y: CudaArray) -> None:
+    _KERNELS.chunks(x, "affine", x.size, x, times, plus, y, x.size, x.shape[1], x.shape[2])
+
+
+@op(family="cuda")
+def scale_forward(x: CudaArray, gamma: CudaArray, beta: CudaArray | None, y: CudaArray) -> None:
+    """y = x * gamma[c] + beta[c]."""
+    _affine(x, gamma, beta, y)
+
+
+@op(family="cuda")
+def scale_backward_data(dy: CudaArray, gamma: CudaArray, dx: CudaArray) -> None:
+    """dx = dy * gamma[c]."""
+    _affine(dy, gamma, None, dx)
+
+
+def _sums_workspace(x: Any, *_: Any, **attributes: Any) -> int:
+    return channels.workspace_bytes(x.shape)
+
+
+@op(family="cuda", workspace=_sums_workspace)
+def scale_backward_gamma(x: CudaArray, dy: CudaArray, dgamma: CudaArray, *, accumulate: bool, ws: CudaArray) -> None:
+    """dgamma[c] (+)= the sum of dy * x."""
+    shape = x.shape[0], x.shape[1], x.shape[2]
+    channels.sum_per_channel(shape, x, dy, dgamma, ws, accumulate=accumulate, kind=channels.PRODUCT)
+
+
+@op(family="cuda", workspace=_sums_workspace)
+def scale_backward_beta(dy: CudaArray, dbeta: CudaArray, *, accumulate: bool, ws: CudaArray) -> None:
+    """dbeta[c] (+)= the sum of dy."""
+    shape = dy.shape[0], dy.shape[1], dy.shape[2]
+    channels.sum_per_channel(shape, dy, None, dbeta, ws, accumulate=accumulate)
+
+
+@op(family="cuda")
+def bias_forward(x: CudaArray, b: CudaArray, y: CudaArray) -> None:
+    """y = x + b[c]."""
+    _affine(x, None, b, y)

@@ -1,0 +1,183 @@
+#include "common.cuh"
+#include "channel_maps.cuh"
+#include "channels.cuh"
+#include "moments.cuh"
+#include "columns.cuh"
+#include "batch_norm.cuh"
+
+// What becomes of a channel's statistics; `inverse` is what makes the deviation 1.
+struct Kept {
+  T *mean, *inv_std, *running_mean, *running_var, *factor;
+  double count, eps, fraction;
+  __device__ __forceinline__ double inverse(Statistics all) const { return 1 / sqrt(all.spread / count + eps); }
+  __device__ __forceinline__ void keep(i64 c, Statistics all) const {
+    mean[c] = (T)all.mean;
+    inv_std[c] = (T)inverse(all);
+    running_mean[c] = (T)(running_mean[c] * fraction + all.mean);
+    running_var[c] = (T)(running_var[c] * fraction + all.spread / (count > 2 ? count - 1 : 1));
+    if (c == 0) factor[0] = factor[0] * (T)fraction + 1;
+  }
+};
+
+struct Forward {
+  double *parts;
+  Factors *factors;
+  Kept kept;
+  i64 channels, splits;
+  __device__ __forceinline__ void finish(i64 c, Statistics all) const {
+    Normalizer f(all.mean, kept.inverse(all));
+    factors[c] = Factors{f.mean, f.rest, f.scale, 0};
+    kept.keep(c, all);
+  }
+  __device__ __forceinline__ void put(i64 c, i64 s, double count, Statistics all) const {
+    if (splits == 1) {
+      finish(c, all);
+      return;
+    }
+    i64 at = s * channels + c, plane = splits * channels;
+    parts[at] = all.mean;
+    parts[at + plane] = all.spread;
+    parts[at + 2 * plane] = count;
+  }
+};
+
+#define FORWARD                                                                                                  \
+  Forward to = {parts, (Factors *)factors,                                                                       \
+                {mean, inv_std, running_mean, running_var, factor, (double)outer * inner, eps, fraction}, channels, \
+                splits}
+
+template <int W>
+__device__ __forceinline__ void moments(const T *x, Forward to, i64 outer, i64 inner, double *shared) {
+  i64 s = quotient(blockIdx.x, to.channels), c = blockIdx.x - s * to.channels;
+  Part part(outer * (inner / W), s, to.splits);
+  double count = (double)(part.stop - part.first) * W;
+  Moments seen = moments_of<W>(x, to.channels, inner, c, part, threadIdx.x, blockDim.x);
+  Statistics all = block_statistics(seen, count, shared);
+  if (threadIdx.x == 0) to.put(c, s, count, all);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    forward_moments(const T *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
+                    void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction) {
+  __shared__ double shared[32];
+  FORWARD;
+  if (whole_packs(inner))
+    moments<PACK>(x, to, outer, inner, shared);
+  else
+    moments<1>(x, to, outer, inner, shared);
+}
+
+template <int W>
+__device__ __forceinline__ void column_moments(const T *x, Forward to, i64 outer, int width, double *shared) {
+  ColumnBlock<W> block(outer, to.channels, to.splits, width);
+  ColumnMoments<W> seen;
+  block.template each<4>([=](i64 at) { return load<W>(x, at); }, [&](const Lot<W>(&rows)[4]) { seen.add(rows); },
+                         [&](const Lot<W> &row) {
+                           Lot<W> rows[1] = {row};
+                           seen.add(rows);
+                         });
+  double mean[W], spread[W];
+#pragma unroll
+  for (int k = 0; k < W; k++) mean[k] = (double)seen.count * seen.mean[k];
+  block.sum(mean, shared);
+#pragma unroll
+  for (int k = 0; k < W; k++) {
+    mean[k] /= block.rows;
+    double from = seen.mean[k] - mean[k];
+    spread[k] = seen.spread[k] + seen.count * from * from;
+  }
+  block.sum(spread, shared);
+  if (block.row == 0 && block.inside) {
+#pragma unroll
+    for (int k = 0; k < W; k++) to.put(block.c + k, block.split, block.rows, Statistics{mean[k], spread[k]});
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    forward_moments_columns(const T *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
+                            void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction,
+                            int width) {
+  __shared__ double shared[COLUMN_THREADS * PACK];
+  FORWARD;
+  if (channels % PACK == 0)
+    column_moments<PACK>(x, to, outer, width, shared);
+  else
+    column_moments<1>(x, to, outer, width, shared);
+}
+
+// The moments of all of a channel, from those of its parts. Distances are from the first part's mean: it being far off
+// is part of the spread, so that the difference at the end cannot lose much.
+extern "C" __global__ void __launch_bounds__(512)
+    forward_finish(T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts, void *factors,
+                   i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction) {
+  __shared__ double shared[16 * ABREAST];
+  FORWARD;
+  i64 c = (i64)blockIdx.x * ABREAST + threadIdx.x % ABREAST;
+  double *spreads = parts + splits * channels, *counts = spreads + splits * channels;
+  double from = c < channels ? parts[c] : 0;
+  double along = sum_parts(c, channels, splits, shared, [=](i64 i) { return counts[i] * (parts[i] - from); });
+  double around = sum_parts(c, channels, splits, shared, [=](i64 i) {
+    return spreads[i] + counts[i] * (parts[i] - from) * (parts[i] - from);
+  });
+  double middle = along / to.kept.count, spread = around - along * middle;
+  if (threadIdx.x < ABREAST && c < channels) to.finish(c, Statistics{from + middle, spread > 0 ? spread : 0});
+}
+
+struct Normalize {
+  typedef ::At At;
+  enum { GROUP = 4 };
+  const T *x;
+  T *y, *xhat;
+  const Factors *factors;
+  Shift shift;
+  __device__ __forceinline__ At at(i64 c) const { return At{factors[c], shift.times(c), shift.plus(c)}; }
+  template <int W> __device__ __forceinline__ Lots<W> load(i64 i) const {
+    Lots<W> lots;
+    lots.a = ::load<W>(x, i);
+    return lots;
+  }
+  template <class V> __device__ __forceinline__ void apply(const At &at, V &v, int j) const {
+    T normal = (v.a.at[j] - at.by.mean - at.by.rest) * at.by.scale, value = fma(at.gamma, normal, at.beta);
+    v.a.at[j] = shift.relu && value <= 0 ? (T)0 : value;
+    v.b.at[j] = normal;
+  }
+  template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const {
+    ::store<W>(y, i, v.a);
+    if (xhat) ::store<W>(xhat, i, v.b);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    forward_map(const T *x, T *y, T *xhat, const void *factors, const T *gamma, const T *beta, i64 n, i64 channels,
+                i64 inner, int relu) {
+  Normalize map = {x, y, xhat, (const Factors *)factors, {gamma, beta, relu}};
+  map_channels(map, n, channels, inner, aligned(x) && aligned(y) && aligned(xhat), true);
+}
+
+// y = (x - mean) / sqrt(variance + eps) with the running sums over their factor (0 where that is 0), times gamma, plus
+// beta, and where negative 0 with `relu`; mean, gamma and beta may be null.
+struct Running {
+  struct At { T mean, scale, gamma, beta; };
+  enum { GROUP = 4 };
+  const T *x, *mean, *var, *gamma, *beta;
+  T *y;
+  T weight, eps;
+  int relu;
+  __device__ __forceinline__ At at(i64 c) const {
+    return At{mean ? mean[c] * weight : (T)0, 1 / sqrt(var[c] * weight + eps), gamma ? gamma[c] : (T)1,
+              beta ? beta[c] : (T)0};
+  }
+  template <int W> __device__ __forceinline__ Lot<W> load(i64 i) const { return ::load<W>(x, i); }
+  template <class V> __device__ __forceinline__ void apply(const At &at, V &v, int j) const {
+    T value = fma(at.gamma, (v.at[j] - at.mean) * at.scale, at.beta);
+    v.at[j] = relu && value <= 0 ? (T)0 : value;
+  }
+  template <int W> __device__ __forceinline__ void store(i64 i, const Lot<W> &v) const { ::store<W>(y, i, v); }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    batch_norm_inference(const T *x, T *y, const T *mean, const T *var, const T *factor, const T *gamma, const T *beta,
+                         i64 n, i64 channels, i64 inner, double eps, int relu) {
+  Running map = {x, mean, var, gamma, beta, y, factor[0] != 0 ? 1 / factor[0] : (T)0, (T)eps, relu};
+  map_channels(map, n, channels, inner, aligned(x) && aligned(y));
+}

@@ -1,0 +1,38 @@
+// Batch normalisation with the scale and the ReLU that may follow. Sums of parts of channels come first, a block each;
+// then, unless a channel is one part, what a channel needs is made of its parts; then all elements are mapped, the last
+// ones first, which may still be in the cache. Parts are kept as planes of (splits, channels) doubles. Arrays start at
+// multiples of 16.
+// Needs common.cuh.
+
+// What the map needs of a channel: y = gamma * ((x - mean - rest) * scale) + beta on the way up, dx = (g - mean - xhat *
+// rest) * scale on the way down, where g is the gradient of y, 0 where the ReLU was shut.
+struct __align__(16) Factors { T mean, rest, scale, unused; };
+
+// gamma and beta may be null: 1 and 0.
+struct Shift {
+  const T *gamma, *beta;
+  int relu;
+  __device__ __forceinline__ T times(i64 c) const { return gamma ? gamma[c] : (T)1; }
+  __device__ __forceinline__ T plus(i64 c) const { return beta ? beta[c] : (T)0; }
+};
+
+struct At { Factors by; T gamma, beta; };  // what maps know of a channel
+
+// Eight channels a block, its threads in rows of eight; the sums of `get` over their parts, which each thread gets.
+#define ABREAST 8
+template <class G>
+__device__ __forceinline__ double sum_parts(i64 c, i64 channels, i64 splits, double *shared, G get) {
+  double total = 0;
+  if (c < channels) {
+#pragma unroll 4
+    for (i64 s = threadIdx.x / ABREAST; s < splits; s += blockDim.x / ABREAST) total += get(s * channels + c);
+  }
+  for (int step = ABREAST; step < 32; step <<= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
+  int column = threadIdx.x % ABREAST, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+  __syncthreads();
+  if ((threadIdx.x & 31) < ABREAST) shared[warp * ABREAST + column] = total;
+  __syncthreads();
+  total = 0;
+  for (int i = 0; i < warps; i++) total += shared[i * ABREAST + column];
+  return total;
+}

@@ -1,0 +1,152 @@
+#include "common.cuh"
+#include "channel_maps.cuh"
+#include "channels.cuh"
+#include "columns.cuh"
+#include "batch_norm.cuh"
+
+// The gradient that a ReLU passes on; its input is made again as it was on the way up.
+__device__ __forceinline__ T passed(T dy, T xhat, T gamma, T beta, int relu) {
+  return relu && !(fma(gamma, xhat, beta) > 0) ? (T)0 : dy;
+}
+
+struct Backward {
+  double *parts;
+  Factors *factors;
+  const T *inv_std;
+  Shift shift;
+  T *dgamma, *dbeta;
+  int accumulate;
+  double count;
+  i64 channels, splits;
+  __device__ __forceinline__ void finish(i64 c, double plain, double along) const {
+    factors[c] = Factors{(T)(plain / count), (T)(along / count), shift.times(c) * inv_std[c], 0};
+    if (dgamma) dgamma[c] = (T)along + (accumulate ? dgamma[c] : (T)0);
+    if (dbeta) dbeta[c] = (T)plain + (accumulate ? dbeta[c] : (T)0);
+  }
+  __device__ __forceinline__ void put(i64 c, i64 s, double plain, double along) const {
+    if (splits == 1) {
+      finish(c, plain, along);
+      return;
+    }
+    parts[s * channels + c] = plain;
+    parts[(splits + s) * channels + c] = along;
+  }
+};
+
+#define BACKWARD                                                                                                \
+  Backward to = {parts,      (Factors *)factors,      inv_std,  {gamma, beta, relu}, dgamma, dbeta, accumulate, \
+                 (double)outer * inner, channels, splits}
+
+template <int W>
+__device__ __forceinline__ void sums(const T *xhat, const T *dy, Backward to, i64 outer, i64 inner, double *shared) {
+  i64 s = quotient(blockIdx.x, to.channels), c = blockIdx.x - s * to.channels;
+  T gamma = to.shift.times(c), beta = to.shift.plus(c), plain = 0, along = 0;
+  int relu = to.shift.relu;
+  for_places<W, 4>(
+      to.channels, inner, c, Part(outer * (inner / W), s, to.splits), threadIdx.x, blockDim.x,
+      [=](const Walk<W> &walk) { return load<W>(dy, xhat, walk.at); },
+      [&](const Lots<W> &lots) {
+        T one = 0, other = 0;
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+          T g = passed(lots.a.at[k], lots.b.at[k], gamma, beta, relu);
+          one += g;
+          other += g * lots.b.at[k];
+        }
+        plain += one;
+        along += other;
+      });
+  double all = block_sum((double)plain, shared), all_along = block_sum((double)along, shared);
+  if (threadIdx.x == 0) to.put(c, s, all, all_along);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    backward_sums(const T *xhat, const T *dy, const T *inv_std, const T *gamma, const T *beta, T *dgamma, T *dbeta,
+                  double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu,
+                  int accumulate) {
+  __shared__ double shared[32];
+  BACKWARD;
+  if (whole_packs(inner))
+    sums<PACK>(xhat, dy, to, outer, inner, shared);
+  else
+    sums<1>(xhat, dy, to, outer, inner, shared);
+}
+
+template <int W>
+__device__ __forceinline__ void column_sums(const T *xhat, const T *dy, Backward to, i64 outer, int width,
+                                            double *shared) {
+  ColumnBlock<W> block(outer, to.channels, to.splits, width);
+  T gamma[W], beta[W], plain[W] = {}, along[W] = {};
+  int relu = to.shift.relu;
+#pragma unroll
+  for (int k = 0; k < W; k++) {
+    gamma[k] = block.inside ? to.shift.times(block.c + k) : (T)0;
+    beta[k] = block.inside ? to.shift.plus(block.c + k) : (T)0;
+  }
+  auto put_one = [&](const Lots<W> &lots) {
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+      T g = passed(lots.a.at[k], lots.b.at[k], gamma[k], beta[k], relu);
+      plain[k] += g;
+      along[k] += g * lots.b.at[k];
+    }
+  };
+  block.template each<2>([=](i64 at) { return load<W>(dy, xhat, at); },
+                         [&](const Lots<W>(&rows)[2]) { put_one(rows[0]), put_one(rows[1]); }, put_one);
+  double all[W], all_along[W];
+#pragma unroll
+  for (int k = 0; k < W; k++) all[k] = plain[k], all_along[k] = along[k];
+  block.sum(all, shared);
+  block.sum(all_along, shared);
+  if (block.row == 0 && block.inside) {
+#pragma unroll
+    for (int k = 0; k < W; k++) to.put(block.c + k, block.split, all[k], all_along[k]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    backward_sums_columns(const T *xhat, const T *dy, const T *inv_std, const T *gamma, const T *beta, T *dgamma,
+                          T *dbeta, double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits,
+                          int relu, int accumulate, int width) {
+  __shared__ double shared[COLUMN_THREADS * PACK];
+  BACKWARD;
+  if (channels % PACK == 0)
+    column_sums<PACK>(xhat, dy, to, outer, width, shared);
+  else
+    column_sums<1>(xhat, dy, to, outer, width, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    backward_finish(const T *inv_std, const T *gamma, const T *beta, T *dgamma, T *dbeta, double *parts, void *factors,
+                    i64 outer, i64 channels, i64 inner, i64 splits, int relu, int accumulate) {
+  __shared__ double shared[16 * ABREAST];
+  BACKWARD;
+  i64 c = (i64)blockIdx.x * ABREAST + threadIdx.x % ABREAST;
+  double plain = sum_parts(c, channels, splits, shared, [=](i64 i) { return parts[i]; });
+  const double *second = parts + splits * channels;
+  double along = sum_parts(c, channels, splits, shared, [=](i64 i) { return second[i]; });
+  if (threadIdx.x < ABREAST && c < channels) to.finish(c, plain, along);
+}
+
+struct Gradient {
+  typedef ::At At;
+  enum { GROUP = 2 };
+  const T *xhat, *dy;
+  T *dx;
+  const Factors *factors;
+  Shift shift;
+  __device__ __forceinline__ At at(i64 c) const { return At{factors[c], shift.times(c), shift.plus(c)}; }
+  template <int W> __device__ __forceinline__ Lots<W> load(i64 i) const { return ::load<W>(dy, xhat, i); }
+  template <class V> __device__ __forceinline__ void apply(const At &at, V &v, int j) const {
+    T g = passed(v.a.at[j], v.b.at[j], at.gamma, at.beta, shift.relu);
+    v.a.at[j] = (g - at.by.mean - v.b.at[j] * at.by.rest) * at.by.scale;
+  }
+  template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { ::store<W>(dx, i, v.a); }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    backward_map(const T *xhat, const T *dy, T *dx, const void *factors, const T *gamma, const T *beta, i64 n,
+                 i64 channels, i64 inner, int relu) {
+  Gradient map = {xhat, dy, dx, (const Factors *)factors, {gamma, beta, relu}};
+  map_channels(map, n, channels, inner, aligned(xhat) && aligned(dy) && aligned(dx), true);
+}

@@ -1,0 +1,154 @@
+#include "common.cuh"
+#include "channels.cuh"
+#include "moments.cuh"
+
+// What is summed; channels.py numbers them in this order.
+enum Kind { PLAIN, ABSOLUTE, SQUARE, PRODUCT, PRODUCT_BELOW };
+
+template <int KIND> __device__ __forceinline__ T term(T a, T b) {
+  if (KIND == PLAIN) return a;
+  if (KIND == ABSOLUTE) return fabs(a);
+  if (KIND == SQUARE) return a * a;
+  if (KIND == PRODUCT) return a * b;
+  return a > 0 ? (T)0 : a * b;
+}
+
+template <int KIND, int W>
+__device__ __forceinline__ T sum_places(const T *x, const T *y, i64 channels, i64 inner, i64 c, Part part, int thread,
+                                        int step) {
+  T total = 0;
+  for_places<W, 4>(
+      channels, inner, c, part, thread, step,
+      [=](const Walk<W> &walk) { return load<W>(x, KIND >= PRODUCT ? y : x, walk.at); },
+      [&](const Lots<W> &lots) {
+        T sum = term<KIND>(lots.a.at[0], lots.b.at[0]);
+#pragma unroll
+        for (int i = 1; i < W; i++) sum += term<KIND>(lots.a.at[i], lots.b.at[i]);
+        total += sum;
+      });
+  return total;
+}
+
+// f<KIND>() for the kind that is asked for.
+#define BY_KIND(kind, f)                    \
+  (kind == PLAIN      ? f(PLAIN)            \
+   : kind == ABSOLUTE ? f(ABSOLUTE)         \
+   : kind == SQUARE   ? f(SQUARE)           \
+   : kind == PRODUCT  ? f(PRODUCT)          \
+                      : f(PRODUCT_BELOW))
+
+template <int KIND>
+__device__ __forceinline__ T sum_part(const T *x, const T *y, i64 outer, i64 channels, i64 inner, i64 c, i64 s,
+                                      i64 splits, int thread, int step) {
+  if (whole_packs(inner) && aligned(x) && aligned(y))
+    return sum_places<KIND, PACK>(x, y, channels, inner, c, Part(outer * (inner / PACK), s, splits), thread, step);
+  return sum_places<KIND, 1>(x, y, channels, inner, c, Part(outer * inner, s, splits), thread, step);
+}
+
+// Where a sum goes: to its channel if it is the whole of it, else to its place among the parts.
+__device__ __forceinline__ void put(double sum, i64 c, i64 s, i64 splits, double factor, int accumulate, T *total,
+                                    double *parts) {
+  if (splits > 1)
+    parts[c * splits + s] = sum;
+  else
+    total[c] = (T)(sum * factor) + (accumulate ? total[c] : (T)0);
+}
+
+// A block for each part of each channel.
+extern "C" __global__ void sum_channels(const T *x, const T *y, T *total, double *parts, i64 outer, i64 channels,
+                                        i64 inner, i64 splits, int kind, double factor, int accumulate) {
+  __shared__ double shared[32];
+  i64 c = blockIdx.x / splits, s = blockIdx.x % splits;
+#define SUM(KIND) sum_part<KIND>(x, y, outer, channels, inner, c, s, splits, threadIdx.x, blockDim.x)
+  double sum = block_sum((double)BY_KIND(kind, SUM), shared);
+#undef SUM
+  if (threadIdx.x == 0) put(sum, c, s, splits, factor, accumulate, total, parts);
+}
+
+// A warp for each channel, where channels are short.
+extern "C" __global__ void sum_short_channels(const T *x, const T *y, T *total, i64 outer, i64 channels, i64 inner,
+                                              int kind, double factor, int accumulate) {
+  i64 c = (i64)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
+  if (c >= channels) return;
+  int lane = threadIdx.x & 31;
+#define SUM(KIND) sum_part<KIND>(x, y, outer, channels, inner, c, 0, 1, lane, 32)
+  double sum = BY_KIND(kind, SUM);
+#undef SUM
+  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (lane == 0) put(sum, c, 0, 1, factor, accumulate, total, nullptr);
+}
+
+// The sums of W neighbouring channels from c on, over rows [first, stop).
+template <int KIND, int W>
+__device__ __forceinline__ Lot<W> sum_rows(const T *x, const T *y, i64 channels, i64 c, i64 first, i64 stop, int step) {
+  Lot<W> total = {};
+  grouped<4>(
+      first, stop, step, [=](i64 n) { return load<W>(x, KIND >= PRODUCT ? y : x, n * channels + c); },
+      [&](const Lots<W> &lots) {
+#pragma unroll
+        for (int i = 0; i < W; i++) total.at[i] += term<KIND>(lots.a.at[i], lots.b.at[i]);
+      });
+  return total;
+}
+
+template <int W>
+__device__ __forceinline__ void sum_neighbours(const T *x, const T *y, T *total, double *parts, i64 outer, i64 channels,
+                                               i64 splits, int kind, double factor, int accumulate,
+                                               double (&sums)[32][33]) {
+  int lane = threadIdx.x % (32 / W), row = threadIdx.x / (32 / W), rows = blockDim.x / (32 / W);
+  i64 first = blockIdx.x / splits * 32, s = blockIdx.x % splits, c = first + lane * W;
+  Part part(outer, s, splits);
+  Lot<W> lot = {};
+#define SUM(KIND) sum_rows<KIND, W>(x, y, channels, c, part.first + row, part.stop, rows)
+  if (c < channels) lot = BY_KIND(kind, SUM);
+#undef SUM
+#pragma unroll
+  for (int i = 0; i < W; i++) sums[row][lane * W + i] = lot.at[i];
+  __syncthreads();
+  if (threadIdx.x >= 32 || first + threadIdx.x >= channels) return;
+  double sum = sums[0][threadIdx.x];
+  for (int i = 1; i < rows; i++) sum += sums[i][threadIdx.x];
+  put(sum, first + threadIdx.x, s, splits, factor, accumulate, total, parts);
+}
+
+// inner is 1: a block takes 32 neighbouring channels of a part of the rows. At most 256 threads.
+extern "C" __global__ void sum_columns(const T *x, const T *y, T *total, double *parts, i64 outer, i64 channels,
+                                       i64 splits, int kind, double factor, int accumulate) {
+  __shared__ double sums[32][33];
+  if (whole_packs(channels) && aligned(x) && aligned(y))
+    sum_neighbours<PACK>(x, y, total, parts, outer, channels, splits, kind, factor, accumulate, sums);
+  else
+    sum_neighbours<1>(x, y, total, parts, outer, channels, splits, kind, factor, accumulate, sums);
+}
+
+// total[c] (+)= factor * the sum of the channel's parts; a warp for each channel.
+extern "C" __global__ void add_parts(const double *parts, T *total, i64 channels, i64 splits, double factor,
+                                     int accumulate) {
+  i64 c = (i64)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
+  if (c >= channels) return;
+  int lane = threadIdx.x & 31;
+  double sum = 0;
+  for (i64 s = lane; s < splits; s += 32) sum += parts[c * splits + s];
+  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (lane == 0) put(sum, c, 0, 1, factor, accumulate, total, nullptr);
+}
+
+template <int W>
+__device__ __forceinline__ void put_moments(const T *x, double *parts, i64 outer, i64 channels, i64 inner,
+                                                i64 splits, double *shared) {
+  i64 c = blockIdx.x / splits, s = blockIdx.x % splits;
+  Part part(outer * (inner / W), s, splits);
+  Moments seen = moments_of<W>(x, channels, inner, c, part, threadIdx.x, blockDim.x);
+  Statistics all = block_statistics(seen, (double)(part.stop - part.first) * W, shared);
+  if (threadIdx.x == 0) ((Statistics *)parts)[blockIdx.x] = all;
+}
+
+// Mean and spread of each part of each channel, a block each.
+extern "C" __global__ void part_moments(const T *x, double *parts, i64 outer, i64 channels, i64 inner,
+                                              i64 splits) {
+  __shared__ double shared[32];
+  if (whole_packs(inner))
+    put_moments<PACK>(x, parts, outer, channels, inner, splits, shared);
+  else
+    put_moments<1>(x, parts, outer, channels, inner, splits, shared);
+}

@@ -1,0 +1,125 @@
+#include "common.cuh"
+
+// The kernels over several inputs have the inputs' addresses in a Dims, of which `count` are used. Any input may be the
+// output: all of them are read at an element before it is written.
+
+__device__ __forceinline__ bool all_aligned(Dims xs, int count) {
+  bool all = true;
+#pragma unroll
+  for (int k = 0; k < 8; k++) all = all && (k >= count || aligned((const T *)xs.at[k]));
+  return all;
+}
+
+// y[i] = f over k of (running value, input k's element, k), from input 0's element through `first`.
+template <class First, class F>
+__device__ __forceinline__ void fold(Dims xs, int count, T *y, i64 n, First first, F f) {
+  i64 packs = aligned(y) && all_aligned(xs, count) ? n / PACK : 0;
+#pragma unroll 1
+  FOR(i, packs) {
+    Pack total = ((const Pack *)xs.at[0])[i];
+#pragma unroll
+    for (int j = 0; j < PACK; j++) total.at[j] = first(total.at[j]);
+#pragma unroll
+    for (int k = 1; k < 8; k++) {
+      if (k >= count) continue;
+      Pack a = ((const Pack *)xs.at[k])[i];
+#pragma unroll
+      for (int j = 0; j < PACK; j++) total.at[j] = f(total.at[j], a.at[j], k);
+    }
+    ((Pack *)y)[i] = total;
+  }
+#pragma unroll 1
+  FOR(i, n - packs * PACK) {
+    i64 at = packs * PACK + i;
+    T total = first(((const T *)xs.at[0])[at]);
+#pragma unroll
+    for (int k = 1; k < 8; k++)
+      if (k < count) total = f(total, ((const T *)xs.at[k])[at], k);
+    y[at] = total;
+  }
+}
+
+extern "C" __global__ void sum_two(const T *a, const T *b, T *y, i64 n, T times_a, T times_b) {
+  map2(a, b, y, n, [=](T v, T w) { return v * times_a + w * times_b; });
+}
+
+extern "C" __global__ void sum(Dims xs, int count, T *y, i64 n, T c0, T c1, T c2, T c3, T c4, T c5, T c6, T c7) {
+  T c[8] = {c0, c1, c2, c3, c4, c5, c6, c7};
+  fold(xs, count, y, n, [=](T v) { return v * c[0]; }, [=](T total, T v, int k) { return total + v * c[k]; });
+}
+
+extern "C" __global__ void product_two(const T *a, const T *b, T *y, i64 n) {
+  map2(a, b, y, n, [](T v, T w) { return v * w; });
+}
+
+extern "C" __global__ void product(Dims xs, int count, T *y, i64 n) {
+  fold(xs, count, y, n, [](T v) { return v; }, [](T total, T v, int) { return total * v; });
+}
+
+extern "C" __global__ void scaled(const T *x, T *y, i64 n, T times) {
+  map1(x, y, n, [=](T v) { return v * times; });
+}
+
+extern "C" __global__ void quotient_gradient(const T *dy, const T *x, const T *y, T *dx, i64 n) {
+  map3(dy, x, y, dx, n, [](T g, T v, T w) { return w / v * g; });
+}
+
+struct __align__(4 * (16 / sizeof(T))) Indices { int at[16 / sizeof(T)]; };
+
+// The largest so far and whose it is. Of equal ones it is the input of the lower index, but 1 wins against 0.
+__device__ __forceinline__ void take_larger(T &largest, int &whose, T v, int k) {
+  bool before = (k < 2 ? 1 - k : k) < (whose < 2 ? 1 - whose : whose);
+  if (v > largest || (v == largest && before)) whose = k;
+  if (v > largest || v != v) largest = v;
+}
+
+// `indices` are the inputs' own; a negative one at first says that mask has them already, from an earlier launch.
+extern "C" __global__ void maximum(Dims xs, Dims indices, int count, T *y, int *mask, i64 n) {
+  bool resumes = indices.at[0] < 0;
+  i64 packs = aligned(y) && aligned(mask) && all_aligned(xs, count) ? n / PACK : 0;
+#pragma unroll 1
+  FOR(i, packs) {
+    Pack largest = ((const Pack *)xs.at[0])[i];
+    Indices whose;
+    if (resumes) whose = ((const Indices *)mask)[i];
+#pragma unroll
+    for (int j = 0; j < PACK; j++) whose.at[j] = resumes ? whose.at[j] : (int)indices.at[0];
+#pragma unroll
+    for (int k = 1; k < 8; k++) {
+      if (k >= count) continue;
+      Pack a = ((const Pack *)xs.at[k])[i];
+#pragma unroll
+      for (int j = 0; j < PACK; j++) take_larger(largest.at[j], whose.at[j], a.at[j], (int)indices.at[k]);
+    }
+    ((Pack *)y)[i] = largest;
+    ((Indices *)mask)[i] = whose;
+  }
+#pragma unroll 1
+  FOR(i, n - packs * PACK) {
+    i64 at = packs * PACK + i;
+    T largest = ((const T *)xs.at[0])[at];
+    int whose = resumes ? mask[at] : (int)indices.at[0];
+#pragma unroll
+    for (int k = 1; k < 8; k++)
+      if (k < count) take_larger(largest, whose, ((const T *)xs.at[k])[at], (int)indices.at[k]);
+    y[at] = largest;
+    mask[at] = whose;
+  }
+}
+
+extern "C" __global__ void maximum_gradient(const T *dy, const int *mask, T *dx, i64 n, int index) {
+  i64 packs = aligned(dy) && aligned(mask) && aligned(dx) ? n / PACK : 0;
+#pragma unroll 1
+  FOR(i, packs) {
+    Pack g = ((const Pack *)dy)[i];
+    Indices whose = ((const Indices *)mask)[i];
+#pragma unroll
+    for (int j = 0; j < PACK; j++) g.at[j] = whose.at[j] == index ? g.at[j] : (T)0;
+    ((Pack *)dx)[i] = g;
+  }
+#pragma unroll 1
+  FOR(i, n - packs * PACK) {
+    i64 k = packs * PACK + i;
+    dx[k] = mask[k] == index ? dy[k] : (T)0;
+  }
+}

@@ -1,0 +1,27 @@
+#include "common.cuh"
+
+// data = (pixels - mean) * scale, the rows of some items turned round, and the labels beside. A warp takes a row, a row
+// of blocks an item. cuts has three numbers for each item: where it lies in the mean, top and left, and whether its rows
+// are turned round. The mean, null for none, has values that lie `plane`, `line` and `step` apart.
+extern "C" __global__ void place_images(const u8 *pixels, const int *cuts, const T *given, const T *mean, T *data,
+                                        T *labels, int items, int channels, int height, int width, int plane,
+                                        int line, int step, T scale) {
+  int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+  if (row >= channels * height) return;
+  int channel = row / height, y = row - channel * height;
+#pragma unroll 1
+  for (int item = blockIdx.y; item < items; item += gridDim.y) {
+    const int *cut = cuts + 3 * (i64)item;
+    int top = cut[0], left = cut[1], turned = cut[2];
+    i64 start = ((i64)item * channels * height + row) * width;
+    const T *from = mean ? mean + (i64)channel * plane + (i64)(top + y) * line + (i64)left * step : mean;
+#pragma unroll 4
+    for (int x = lane; x < width; x += 32) {
+      int at = turned ? width - 1 - x : x;
+      T value = (T)pixels[start + at];
+      if (from) value -= from[at * step];
+      data[start + x] = value * scale;
+    }
+    if (labels && row == 0 && lane == 0) labels[item] = given[item];
+  }
+}

@@ -1,0 +1,22 @@
+#include "common.cuh"
+
+// Rows of `from` numbers become rows of `to`, a multiple of PACK, the rest zeros.
+extern "C" __global__ void widen(const T *x, T *y, i64 packs, int from, int to) {
+  int per_row = to / PACK;
+  FOR(i, packs) {
+    i64 row = quotient(i, per_row);
+    int first = (int)(i - row * per_row) * PACK;
+    Pack pack;
+#pragma unroll
+    for (int j = 0; j < PACK; j++) pack.at[j] = first + j < from ? x[row * from + first + j] : (T)0;
+    ((Pack *)y)[i] = pack;
+  }
+}
+
+// And back.
+extern "C" __global__ void narrow(const T *x, T *y, i64 n, int from, int to) {
+  FOR(i, n) {
+    i64 row = quotient(i, to);
+    y[i] = x[row * from + (i - row * to)];
+  }
+}

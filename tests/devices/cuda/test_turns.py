@@ -1,0 +1,46 @@
+import threading
+
+from blobmem.devices.cuda.turns import Turns
+
+
+def test_nobody_runs_beside_one_who_is_alone():
+    turns, seen, begun, go = Turns(), [], threading.Event(), threading.Event()
+
+    def run():
+        with turns:
+            seen.append("run")
+
+    def measure():
+        with turns.alone():
+            begun.set()
+            go.wait(5)
+            with turns:  # its own
+                seen.append("alone")
+
+    measuring = threading.Thread(target=measure)
+    measuring.start()
+    begun.wait(5)
+    running = [threading.Thread(target=run) for _ in range(3)]
+    for thread in running:
+        thread.start()
+    assert seen == []
+    go.set()
+    for thread in (measuring, *running):
+        thread.join(5)
+    assert seen == ["alone", "run", "run", "run"]
+
+
+def test_it_waits_for_those_who_run():
+    turns, seen = Turns(), []
+
+    def measure():
+        with turns.alone():
+            seen.append("alone")
+
+    with turns, turns:
+        thread = threading.Thread(target=measure)
+        thread.start()
+        thread.join(0.05)
+        seen.append("run")
+    thread.join(5)
+    assert seen == ["run", "alone"]

@@ -1,0 +1,162 @@
+"""Nets that keep images channels last, and fused ops, against nets that do neither: nobody sees a difference."""
+
+import numpy as np
+import pytest
+from cuda_devices import needs_compiler
+from cuda_emulation import EmulatedCuda
+
+from blobmem import TRAIN, Net
+from blobmem.net import schedule
+
+pytestmark = needs_compiler
+
+NET = """
+name: "branches" force_backward: true
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 9 dim: 8 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 2 } } }
+layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
+  convolution_param { num_output: 8 kernel_size: 3 pad: 1 weight_filler { type: "xavier" } bias_filler { type: "constant" value: 0.1 } } }
+layer { name: "bn1" type: "BatchNorm" bottom: "conv1" top: "conv1" }
+layer { name: "scale1" type: "Scale" bottom: "conv1" top: "conv1" scale_param { bias_term: true filler { value: 1.2 } bias_filler { value: 0.1 } } }
+layer { name: "relu1" type: "ReLU" bottom: "conv1" top: "conv1" }
+layer { name: "norm" type: "LRN" bottom: "conv1" top: "norm" lrn_param { local_size: 3 } }
+layer { name: "pool" type: "Pooling" bottom: "norm" top: "pool" pooling_param { pool: MAX kernel_size: 3 stride: 2 } }
+layer { name: "left" type: "Convolution" bottom: "pool" top: "left"
+  convolution_param { num_output: 6 kernel_size: 1 bias_term: false weight_filler { type: "xavier" } } }
+layer { name: "bn2" type: "BatchNorm" bottom: "left" top: "left" }
+layer { name: "scale2" type: "Scale" bottom: "left" top: "left" }
+layer { name: "right" type: "Convolution" bottom: "pool" top: "right"
+  convolution_param { num_output: 6 kernel_size: 3 pad: 1 group: 2 weight_filler { type: "xavier" } } }
+layer { name: "sum" type: "Eltwise" bottom: "left" bottom: "right" top: "sum" }
+layer { name: "relu2" type: "ReLU" bottom: "sum" top: "sum" }
+layer { name: "mean" type: "Pooling" bottom: "sum" top: "mean" pooling_param { pool: AVE kernel_size: 2 } }
+layer { name: "both" type: "Concat" bottom: "mean" bottom: "mean" top: "both" }
+layer { name: "ip" type: "InnerProduct" bottom: "both" top: "ip" inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+def device_of(channels_last):
+    device = EmulatedCuda()
+    device.channels_last = channels_last
+    return device
+
+
+def made(channels_last, text=NET, phase=TRAIN):
+    net = Net(text, phase, device=device_of(channels_last), seed=1)
+    rng = np.random.default_rng(3)
+    net.blobs["data"].data[...] = rng.normal(size=net.blobs["data"].shape)
+    net.blobs["label"].data[...] = [1, 3]
+    return net
+
+
+def close(got, expected, name):
+    # a bias before a BatchNorm has a gradient of nothing but rounding
+    np.testing.assert_allclose(
+        got, expected, rtol=0, atol=2e-5 * max(np.abs(expected).max(initial=0), 0.1), err_msg=name
+    )
+
+
+def compare(one, other):
+    for name in one.blobs:
+        close(one.blobs[name].cpu_data(), other.blobs[name].cpu_data(), f"{name}")
+        close(one.blobs[name].cpu_diff(), other.blobs[name].cpu_diff(), f"gradient of {name}")
+    for layer in one.params:
+        for index, (mine, theirs) in enumerate(zip(one.params[layer], other.params[layer], strict=True)):
+            close(mine.cpu_data(), theirs.cpu_data(), f"{layer}, {index}")
+            close(mine.cpu_diff(), theirs.cpu_diff(), f"gradient of {layer}, {index}")
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Nets made before `fuse` is called run every call by itself."""
+    monkeypatch.setattr(schedule, "groups", lambda calls, ops: {})
+    return monkeypatch
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_all_arrays_are_what_they_are_without_it(plain, channels_last):
+    expected = made(False)
+    expected.run_forward()
+    expected.run_backward()
+    plain.undo()
+    net = made(channels_last)
+    net.run_forward()
+    net.run_backward()
+    forward, backward = ([step.call.op for step in schedule._program()] for schedule in net.compiled())
+    assert forward.count("batch_norm_scale_forward") == 2 and forward.count("sum_relu_forward") == 1
+    assert backward.count("batch_norm_scale_backward") == 2 and backward.count("sum_relu_backward") == 1
+    compare(net, expected)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_parts_of_passes_go_on_from_whole_ones(plain, channels_last):
+    expected = made(False)
+    plain.undo()
+    net = made(channels_last)
+    for each in (net, expected):
+        each.run_forward()
+        each.blobs["pool"].data[0] *= 2
+        each.forward(start="left")
+        each.run_backward()
+        each.clear_param_diffs()
+        each.blobs["sum"].diff[...] = each.blobs["sum"].cpu_data()
+        each.backward(start="sum", end="scale1")
+        each.backward(start="bn1")
+    compare(net, expected)
+
+
+def test_reading_and_writing_between_passes(plain):
+    expected, net = made(False), made(True)
+    for each in (net, expected):
+        for _ in range(2):
+            each.run_forward()
+            assert each.blobs["conv1"].data.shape == (2, 8, 9, 8)
+            each.run_backward()
+            each.blobs["data"].data[...] += 0.5
+            for blobs in each.params.values():
+                for blob in blobs:
+                    blob.update()
+            each.clear_param_diffs()
+    compare(net, expected)
+
+
+def test_images_lie_channels_last_and_nothing_else_is_held_for_them():
+    net = made(True)
+    net.run_forward()
+    net.run_backward()
+    held = dict(net.device.holders())
+    assert held["conv1 (channels last)"] == net.blobs["conv1"].nbytes
+    assert "conv1" not in held
+    before = net.device.statistics.snapshot()
+    for _ in range(2):
+        net.run_forward()
+        net.run_backward()
+    assert (net.device.statistics - before).allocator_calls == 0
+    epochs = {name: blob.data_view.memory.epoch for name, blob in net.blobs.items()}
+    net.run_forward()
+    assert epochs["conv1"] == net.blobs["conv1"].data_view.memory.epoch
+
+
+def test_another_batch_size_and_back(plain):
+    expected, net = made(False), made(True)
+    for each in (net, expected):
+        each.run_forward()
+        for batch in (1, 3, 2):
+            each.blobs["data"].reshape(batch, 3, 9, 8)
+            each.blobs["label"].reshape(batch)
+            each.reshape()
+            each.blobs["data"].data[...] = np.arange(each.blobs["data"].count).reshape(each.blobs["data"].shape) % 7
+            each.blobs["label"].data[...] = 1
+            each.run_forward()
+            each.clear_param_diffs()
+            each.run_backward()
+    compare(net, expected)
+
+
+def test_moving_takes_the_bytes_along(plain):
+    expected, net = made(False), made(True)
+    expected.run_forward()
+    net.run_forward()
+    net.move_to(EmulatedCuda())
+    close(net.blobs["conv1"].cpu_data(), expected.blobs["conv1"].cpu_data(), "conv1")

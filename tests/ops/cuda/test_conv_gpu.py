@@ -1,0 +1,195 @@
+"""cuDNN's plans on a GPU. With `-s` it prints every plan's workspace, time and error."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from cuda_devices import make_gpu, needs_gpu
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.ops.cuda import algorithms, conv_plans
+from blobmem.ops.cuda.conv_direct import noise
+from blobmem.ops.cuda.cudnn import Cudnn
+from blobmem.ops.cuda.layout import in_layout
+from blobmem.ops.registry import ArraySpec, table
+
+pytestmark = list(needs_gpu)
+
+# x, w, stride, pad, dilation, group
+LAYERS = {
+    "caffenet conv1": ((64, 3, 227, 227), (96, 3, 11, 11), (4, 4), (0, 0), (1, 1), 1),
+    "caffenet conv2": ((64, 96, 27, 27), (256, 48, 5, 5), (1, 1), (2, 2), (1, 1), 2),
+    "resnet 1x1": ((16, 256, 56, 56), (64, 256, 1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "resnet 1x1/2": ((16, 256, 56, 56), (512, 256, 1, 1), (2, 2), (0, 0), (1, 1), 1),
+    "vgg 3x3": ((16, 256, 56, 56), (256, 256, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "depthwise": ((16, 96, 56, 56), (96, 1, 3, 3), (1, 1), (1, 1), (1, 1), 96),
+    "dilated": ((4, 32, 40, 40), (32, 32, 3, 3), (1, 1), (4, 4), (4, 4), 1),
+    "1d": ((8, 32, 1000), (64, 32, 5), (2,), (2,), (1,), 1),
+    "3d": ((4, 8, 12, 24, 24), (16, 8, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1),
+}
+DIRECTIONS = ("forward", "forward+bias", "data", "weights")
+RESULT = {"forward": 2, "forward+bias": 2, "data": 0, "weights": 1}
+TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3}
+
+
+@pytest.fixture(autouse=True)
+def choices_of_their_own(tmp_path_factory, monkeypatch):
+    """Choices are searched for here; compiled kernels stay where they are."""
+    folder = tmp_path_factory.mktemp("algorithms")
+    monkeypatch.setattr(algorithms, "folder", lambda: folder)
+
+
+def key_for(device, layer, direction="forward", dtype=np.float32, layout="NCHW"):
+    x, w, stride, pad, dilation, group = LAYERS[layer]
+    specs = (ArraySpec(shape, np.dtype(dtype)) for shape in (in_layout(x, layout), w))
+    return conv_plans.key_of(direction, device, *specs, stride, pad, dilation, group, layout)
+
+
+def fetch(array):
+    host = np.empty(array.shape, array.dtype)
+    array.device.synchronize()
+    array.device.memcpy_dtoh(host, array.address)
+    return host
+
+
+def exact(device, key, arrays):
+    """The result of the same numbers by our own kernels in double precision.
+
+    With the channels last a plan has those of the weights last, too; our own kernels have them as the file.
+    """
+    outs, channels, *taps = key.w
+    turned = key.layout == "NHWC"
+    sizes = [conv_plans.aligned(array.size * 8) for array in arrays]
+    with device.scratch(sum(sizes)) as address:
+        doubles = [
+            CudaArray(address + sum(sizes[:i]), array.shape, np.float64, device) for i, array in enumerate(arrays)
+        ]
+        for index, (single, double) in enumerate(zip(arrays, doubles, strict=True)):
+            values = fetch(single).astype(np.float64)
+            if turned and index == 1:
+                values = np.moveaxis(values.reshape(outs, *taps, channels), -1, 1)
+            device.memcpy_htod(double.address, np.ascontiguousarray(values))
+        conv_plans.run_direct(key._replace(dtype="float64"), *doubles)
+        result = fetch(doubles[RESULT[key.direction]])
+        return np.moveaxis(result, 1, -1).reshape(key.w) if turned and key.direction == "weights" else result
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    "math, layer, layout",
+    [
+        *(("fp32", layer, "NCHW") for layer in LAYERS),
+        *(("tf32", layer, layout) for layer in ("vgg 3x3", "caffenet conv2") for layout in ("NCHW", "NHWC")),
+        ("tf32", "resnet 1x1/2", "NHWC"),
+    ],
+)
+def test_every_plan_is_close(layer, direction, math, layout):
+    device = make_gpu(math=math)
+    key = key_for(device, layer, direction, layout=layout)
+    search = conv_plans._Search(key, device, device.library("cudnn", Cudnn))
+    theirs, errors = None, {}
+    for candidate in search.candidates():
+        result = search.arrays[RESULT[direction]]
+        if theirs is None:
+            theirs = exact(device, key, search.arrays)
+        result.zero()
+        ms = search.measure(candidate)
+        errors[candidate.plan] = np.abs(fetch(result) - theirs).max() / np.abs(theirs).max()
+        print(
+            f"{layer:15} {direction:12} {math} {layout} {candidate.number:2} {candidate.plan:40} "
+            f"{candidate.workspace / 2**20:8.2f} MiB {-1 if ms is None else ms:8.4f} ms {errors[candidate.plan]:.1e}"
+        )
+        assert ms is not None, candidate.plan
+    assert any(name != algorithms.DIRECT for name in errors), "cuDNN has no plan"
+    assert max(errors.values()) < TOLERANCE[math], errors
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_channels_last_has_plans(direction):
+    device = make_gpu(math="tf32")
+    key = key_for(device, "vgg 3x3", direction, layout="NHWC")
+    cudnn = device.library("cudnn", Cudnn)
+    built = [name for index, name, graph in cudnn.listed(key, False) if cudnn.built(graph, index)]
+    assert built
+
+
+def call(device, layer="vgg 3x3"):
+    """A forward pass over noise: a call that queues it, and its output."""
+    x_shape, w_shape, stride, pad, dilation, group = LAYERS[layer]
+    key = key_for(device, layer)
+    shapes = (x_shape, w_shape, (w_shape[0],), key.y)
+    x, w, b, y = (device.as_array(device.allocate(4 * int(np.prod(s)), "test"), s, np.float32) for s in shapes)
+    for seed, array in enumerate((x, w, b)):
+        noise(array, seed)
+    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group}
+    op = table("cuda")["conv_forward"]
+    nbytes = op.workspace_bytes(*map(ArraySpec.of, (x, w, b, y)), device=device, **window)
+    ws = device.as_array(device.allocate(max(nbytes, 1), "ws"), (nbytes,), np.uint8)
+    return lambda: op(x, w, b, y, ws=ws, **window), y
+
+
+def test_a_choice_is_kept_and_built_again(monkeypatch):
+    device = make_gpu(deterministic=True)
+    run, y = call(device)
+    run()
+    first = fetch(y)
+
+    def measure(*_):
+        raise AssertionError("timed again")
+
+    monkeypatch.setattr(conv_plans._Search, "measure", measure)
+    algorithms._registry.cache_clear()  # as a new process
+    started = time.perf_counter()
+    run, y = call(make_gpu(deterministic=True))
+    print(f"plan found in the file and built in {(time.perf_counter() - started) * 1e3:.0f} ms")
+    run()
+    np.testing.assert_array_equal(fetch(y), first)
+
+
+def test_deterministic_plans_repeat():
+    device = make_gpu(deterministic=True)
+    for layer in ("vgg 3x3", "caffenet conv2"):
+        run, y = call(device, layer)
+        run()
+        first = fetch(y)
+        for _ in range(5):
+            y.zero()
+            run()
+            np.testing.assert_array_equal(fetch(y), first)
+
+
+def test_threads_have_streams_of_their_own():
+    device, results = make_gpu(deterministic=True), {}
+
+    def work(index):
+        run, y = call(device)
+        for _ in range(20):
+            y.zero()
+            run()
+        results[index] = fetch(y)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 3
+    for result in results.values():
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_host_time_of_a_call():
+    device = make_gpu()
+    run, _ = call(device, "1d")
+    run()
+    device.synchronize()
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        for _ in range(100):
+            run()
+        times.append((time.perf_counter() - started) / 100)
+        device.synchronize()
+    print(f"host time of a convolution with its bias: {min(times) * 1e6:.1f} us")
+    assert min(times) < 100e-6

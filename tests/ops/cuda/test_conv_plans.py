@@ -1,0 +1,425 @@
+"""Finding, building and running plans, with a stand-in for cuDNN's frontend that computes by our own kernels."""
+
+import contextlib
+import ctypes
+from types import SimpleNamespace
+
+import cuda_emulation
+import numpy as np
+import pytest
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.errors import DeviceError, OutOfDeviceMemory
+from blobmem.ops.cuda import algorithms, conv_plans, cudnn
+from blobmem.ops.cuda.algorithms import Choice
+from blobmem.ops.cuda.layout import in_layout
+from blobmem.ops.registry import ArraySpec, table
+
+pytestmark = pytest.mark.skipif(not cuda_emulation.AVAILABLE, reason="needs g++ on x86-64")
+
+NOTES = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13", "NONDETERMINISTIC")
+WINDOW = {"stride": (1, 1), "pad": (1, 1), "dilation": (1, 1), "group": 1}
+SHAPES = {"x": (2, 3, 5, 6), "w": (4, 3, 3, 3), "b": (4,), "y": (2, 4, 5, 6)}
+
+
+class Graph:
+    """Plans by name: (workspace, notes, milliseconds); None for one that cannot be built."""
+
+    def __init__(self, device, key, fused, plans):
+        self.device, self.key, self.fused, self.plans = device, key, fused, list(plans.items())
+        self.barred, self.limit, self.current = [], None, None
+
+    def validate(self):
+        if not self.plans:
+            raise RuntimeError("not supported")
+
+    build_operation_graph = _prepare_variant_pack_template = lambda self: None
+    create_execution_plans = lambda self, modes: None  # noqa: E731
+
+    def deselect_numeric_notes(self, notes):
+        self.barred = notes
+
+    def deselect_workspace_greater_than(self, limit):
+        self.limit = limit
+
+    def get_execution_plan_count(self):
+        return len(self.plans)
+
+    def get_plan_name_at_index(self, index):
+        return self.plans[index][0]
+
+    def build_plan_at_index(self, index):
+        plan = self.plans[index][1]
+        if plan is None or set(plan[1]) & set(self.barred) or plan[0] > self.limit:
+            raise RuntimeError("cannot be built")
+        self.current = index
+
+    def get_workspace_size_plan_at_index(self, index):
+        return self.plans[index][1][0]
+
+    def get_workspace_size(self):
+        return self.get_workspace_size_plan_at_index(self.current)
+
+    def _get_variant_pack_uids_sorted(self):
+        return [1, 2, 3, 4] if self.fused else [1, 2, 3]
+
+    def execute_plan_at_index(self, addresses, workspace, index, handle):
+        self.current = index
+        self._execute_with_ptrs([addresses[uid] for uid in sorted(addresses)], workspace, handle)
+
+    def _execute_with_ptrs(self, addresses, workspace, handle):
+        assert handle == 77
+        key = self.key
+        shapes = (in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],))
+        arrays = [CudaArray(a, s, self.key.dtype, self.device) for a, s in zip(addresses, shapes, strict=False)]
+        assert len(arrays) == 3 + self.fused
+        direction = key.direction if self.fused else key.direction.removesuffix("+bias")
+        with self.weights_in_order(arrays[1]) as w:
+            arrays[1] = w
+            conv_plans.run_direct(key._replace(direction=direction), *arrays, *[None] * (4 - len(arrays)))
+        if nbytes := self.get_workspace_size():
+            self.device.set_bytes(workspace, 0xFF, nbytes)
+
+    @contextlib.contextmanager
+    def weights_in_order(self, w):
+        """The weights in the file's order; with the key's layout NHWC a plan has their channels last."""
+        if self.key.layout == "NCHW":
+            yield w
+            return
+        outs, channels, *taps = w.shape
+        memory = np.frombuffer((ctypes.c_char * w.nbytes).from_address(w.address), w.dtype)
+        memory = memory.reshape(outs, *taps, channels)
+        turned = np.ascontiguousarray(np.moveaxis(memory, -1, 1))
+        yield CudaArray(turned.ctypes.data, w.shape, w.dtype, self.device)
+        memory[...] = np.moveaxis(turned, 1, -1)
+
+
+class Gpu(cuda_emulation.EmulatedCuda):
+    """An emulated device with the stand-in: `plans` and `fused_plans` are what it lists."""
+
+    deterministic = False
+    model = "Test GPU"
+    context = SimpleNamespace  # anything that can be referred to weakly
+    uncertain = False
+
+    def __init__(self, capacity=None):
+        super().__init__(capacity)
+        self.plans, self.fused_plans, self.measured, self.made = {"eng0": (0, (), 1.0)}, {}, [], None
+
+    def library(self, name, make):
+        assert make is cudnn.Cudnn
+        if self.made is None:
+            self.made = make(self)
+        return self.made
+
+    def restart(self):
+        """As another thread or process finds it."""
+        self.made, self.measured = None, []
+
+    def compute_stream(self):
+        return SimpleNamespace(handle=5)
+
+    def milliseconds(self, name):
+        plans = {**self.plans, **{cudnn.FUSED + plan: value for plan, value in self.fused_plans.items()}}
+        return plans[name][2] if name in plans else 2.5
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    monkeypatch.setenv("BLOBMEM_CACHE", str(tmp_path))
+    module = SimpleNamespace(
+        create_handle=lambda: 77,
+        backend_version=lambda: 91900,
+        set_stream=lambda handle, stream: None,
+        cudnnGraphNotSupportedError=ArithmeticError,
+        heur_mode=SimpleNamespace(A=0, B=1, FALLBACK=2),
+        numerical_note=SimpleNamespace(**{name: name for name in NOTES}),
+    )
+    monkeypatch.setitem(__import__("sys").modules, "cudnn", module)
+    device = Gpu()
+    monkeypatch.setattr(
+        cudnn, "build_graph",
+        lambda _, key, fused, handle: Graph(device, key, fused, device.fused_plans if fused else device.plans),
+    )  # fmt: skip
+
+    def measure(self, candidate):
+        candidate.run()
+        device.measured.append(candidate.plan)
+        return device.milliseconds(candidate.plan)
+
+    monkeypatch.setattr(conv_plans._Search, "measure", measure)
+    return device
+
+
+def arrays(gpu, rng, **shapes):
+    made = {}
+    for name, shape in {**SHAPES, **shapes}.items():
+        values = rng.normal(size=shape).astype(np.float32)
+        address = gpu.allocate(values.nbytes, name)
+        gpu.memcpy_htod(address, values)
+        made[name] = gpu.as_array(address, shape, np.float32)
+        made[name + "_values"], made[name + "_address"] = values, address
+    return SimpleNamespace(**made)
+
+
+def workspace(gpu, name, *operands, **attributes):
+    specs = [None if operand is None else ArraySpec.of(operand) for operand in operands]
+    nbytes = table("cuda")[name].workspace_bytes(*specs, device=gpu, **attributes)
+    return nbytes, gpu.as_array(gpu.allocate(max(nbytes, 1), "ws"), (nbytes,), np.uint8)
+
+
+def fetched(gpu, at, name):
+    result = np.empty(getattr(at, name).shape, np.float32)
+    gpu.memcpy_dtoh(result, getattr(at, name + "_address"))
+    return result
+
+
+def expected(at, gpu, **window):
+    y = np.empty(at.y.shape, np.float32)
+    table("host")["conv_forward"](at.x_values, at.w_values, at.b_values, y, **{**WINDOW, **window})
+    return y
+
+
+def forward(gpu, rng, with_bias=True, **attributes):
+    """Run the op with exactly the workspace that it asks for; the bytes."""
+    at = arrays(gpu, rng)
+    b = at.b if with_bias else None
+    nbytes, ws = workspace(gpu, "conv_forward", at.x, at.w, b, at.y, **WINDOW)
+    table("cuda")["conv_forward"](at.x, at.w, b, at.y, ws=ws, **WINDOW)
+    if not with_bias:
+        at.b_values[...] = 0
+    np.testing.assert_allclose(fetched(gpu, at, "y"), expected(at, gpu), atol=1e-5)
+    return nbytes
+
+
+def test_the_best_plan_runs_in_its_workspace(gpu, rng):
+    gpu.plans = {
+        "slow": (0, (), 2.0),
+        "fast": (4096, (), 1.0),
+        "broken": None,
+        "large": (gpu.workspace_limit + 1, (), 0.1),
+    }
+    assert forward(gpu, rng, with_bias=False) == 4096
+    assert gpu.measured == ["slow", "fast"]
+    gpu.restart()
+    assert forward(gpu, rng, with_bias=False) == 4096
+    assert gpu.measured == []
+
+
+def test_handles_are_used_again(gpu, monkeypatch):
+    made = []
+    monkeypatch.setattr(__import__("cudnn"), "create_handle", lambda: made.append(0) or 100 + len(made))
+    cudnn._spare.clear()
+    one, two = cudnn.Cudnn(gpu), cudnn.Cudnn(gpu)
+    handles = {one.handle, two.handle}
+    del one, two
+    assert handles == {101, 102} == {cudnn.Cudnn(gpu).handle, *cudnn._spare[gpu.context]}
+    cudnn._spare.clear()
+
+
+def test_scratch_is_given_back(gpu):
+    key = conv_plans.key_of("data", gpu, *[ArraySpec(SHAPES[n], np.dtype("float32")) for n in "xw"], **WINDOW)
+    held = gpu.statistics.bytes_held
+    assert conv_plans.workspace_bytes(key, gpu) == 0
+    assert gpu.statistics.bytes_held == held and gpu.statistics.peak_bytes > held
+
+
+def test_another_order_of_arrays_is_noticed(gpu):
+    key = conv_plans.key_of("forward", gpu, *[ArraySpec(SHAPES[n], np.dtype("float32")) for n in "xw"], **WINDOW)
+    graph = Graph(gpu, key, True, gpu.plans)
+    graph.current = 0
+    with pytest.raises(DeviceError, match="orders"):
+        cudnn.Plan(gpu.library("cudnn", cudnn.Cudnn), graph, fused=False)
+
+
+def test_no_room_to_search_is_an_error_and_chooses_nothing(gpu, rng):
+    room, gpu.capacity = gpu.capacity, 1 << 20
+    with pytest.raises(OutOfDeviceMemory):
+        forward(gpu, rng)
+    gpu.capacity = room
+    forward(gpu, rng)
+    assert gpu.measured == ["eng0"]
+
+
+@pytest.mark.parametrize("fused_time, chosen", [(0.5, "bias+eng0"), (3.0, "eng0")])
+def test_bias_in_the_plan_or_after_it(gpu, rng, fused_time, chosen):
+    gpu.fused_plans = {"eng0": (512, (), fused_time)}
+    assert forward(gpu, rng) == (512 if chosen == "bias+eng0" else 0)
+    assert gpu.measured == ["bias+eng0", "eng0"]
+    assert {plan.fused for plan in gpu.made.plans.values()} == {chosen == "bias+eng0"}
+
+
+def test_without_any_plan_our_own_kernels_run(gpu, rng):
+    gpu.plans = {}
+    assert forward(gpu, rng) == 0
+    assert gpu.measured == ["direct"]
+
+
+def test_our_own_kernels_compete_for_depthwise_convolutions(gpu, rng):
+    window = {**WINDOW, "group": 3}
+    at = arrays(gpu, rng, w=(3, 1, 3, 3), y=(2, 3, 5, 6), b=(3,))
+    gpu.plans = {"eng0": (64, (), 3.0)}
+    nbytes, ws = workspace(gpu, "conv_forward", at.x, at.w, at.b, at.y, **window)
+    assert nbytes == 0 and gpu.measured == ["eng0", "direct"]
+    table("cuda")["conv_forward"](at.x, at.w, at.b, at.y, ws=ws, **window)
+    np.testing.assert_allclose(fetched(gpu, at, "y"), expected(at, gpu, **window), atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_gradient_for_weights(gpu, rng, accumulate):
+    gpu.plans = {"eng0": (1000, (), 1.0)}
+    at = arrays(gpu, rng)
+    nbytes, ws = workspace(gpu, "conv_backward_weights", at.x, at.y, at.w, accumulate=accumulate, **WINDOW)
+    assert nbytes == 1000 + (512 if accumulate else 0)
+    table("cuda")["conv_backward_weights"](at.x, at.y, at.w, ws=ws, accumulate=accumulate, **WINDOW)
+    theirs = at.w_values.copy()
+    table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **WINDOW)
+    np.testing.assert_allclose(fetched(gpu, at, "w"), theirs, atol=1e-4)
+
+
+def run_last(gpu, at, name, wanted, *names, **attributes):
+    """An op with the channels last on x, w, b and y (None: not there), `wanted` the bytes that it asks for; and all after
+    it, as NumPy arrays with the channels first."""
+    spatial, operands = {"x", "y"}, []
+    for operand in names:
+        array = operand and getattr(at, operand)
+        if operand in spatial:
+            values = np.ascontiguousarray(np.moveaxis(getattr(at, operand + "_values"), 1, -1))
+            gpu.memcpy_htod(getattr(at, operand + "_address"), values)
+            array = array.reshape(*values.shape)
+        operands.append(array)
+    nbytes, ws = workspace(gpu, name, *operands, layout="NHWC", **attributes)
+    assert nbytes == wanted
+    table("cuda")[name](*operands, ws=ws, layout="NHWC", **attributes)
+    results = {}
+    for operand, array in zip(names, operands, strict=True):
+        if operand:
+            result = np.empty(array.shape, np.float32)
+            gpu.memcpy_dtoh(result, getattr(at, operand + "_address"))
+            results[operand] = np.moveaxis(result, -1, 1) if operand in spatial else result
+    return results
+
+
+@pytest.mark.parametrize("channels", [4, 3])
+@pytest.mark.parametrize("kernel", [3, 1])
+@pytest.mark.parametrize("fused", [False, True])
+def test_channels_last_turns_weights_over_in_the_workspace(gpu, rng, kernel, channels, fused):
+    gpu.plans, gpu.fused_plans = {"eng0": (256, (), 1.0)}, {"eng0": (256, (), 0.5)} if fused else {}
+    at = arrays(gpu, rng, x=(2, channels, 5, 6), w=(4, channels, kernel, kernel))
+    window = {**WINDOW, "pad": (kernel // 2,) * 2}
+    turned = conv_plans.aligned(at.w_values.nbytes) if kernel > 1 else 0
+    # images and weights get channels of zeros, up to 4
+    wide = (
+        0 if channels == 4 else sum(map(conv_plans.aligned, (2 * 5 * 6 * 16, at.w_values.nbytes, 4 * kernel**2 * 16)))
+    )
+    got = run_last(gpu, at, "conv_forward", 256 + (wide or turned), "x", "w", "b", "y", **window)
+    np.testing.assert_allclose(got["y"], expected(at, gpu, **window), atol=1e-5)
+    np.testing.assert_array_equal(got["w"], at.w_values)
+    theirs = np.empty_like(at.x_values)
+    room = np.empty(1 << 16, np.uint8)
+    table("host")["conv_backward_data"](at.y_values, at.w_values, theirs, ws=room, **window)
+    got = run_last(gpu, at, "conv_backward_data", 256 + turned, "y", "w", "x", **window)
+    np.testing.assert_allclose(got["x"], theirs, atol=1e-5)
+    for accumulate in (False, True):
+        theirs = at.w_values.copy()
+        gpu.memcpy_htod(at.w_address, theirs)
+        table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **window)
+        apart = conv_plans.aligned(at.w_values.nbytes) if turned or accumulate else 0
+        nbytes = 256 + (wide or apart)
+        got = run_last(gpu, at, "conv_backward_weights", nbytes, "x", "y", "w", accumulate=accumulate, **window)
+        np.testing.assert_allclose(got["w"], theirs, atol=1e-4)
+
+
+def test_channels_last_in_predictions(gpu, rng):
+    gpu.predicts = True
+    at = arrays(gpu, rng, x=(2, 4, 5, 6), w=(4, 4, 3, 3))
+    x, y = (ArraySpec(np.moveaxis(a, 1, -1).shape, a.dtype) for a in (at.x_values, at.y_values))
+    nbytes, _ = workspace(gpu, "conv_forward", x, at.w, None, y, layout="NHWC", **WINDOW)
+    assert nbytes == gpu.workspace_limit + 1024
+
+
+def test_too_little_workspace_for_the_weights_is_an_error(gpu, rng):
+    at = arrays(gpu, rng, x=(2, 4, 5, 6), w=(4, 4, 3, 3))
+    x, y = at.x.reshape(2, 5, 6, 4), at.y.reshape(2, 5, 6, 4)
+    for ws, given in ((gpu.as_array(at.b_address, (16,), np.uint8), 16), (None, 0)):
+        with pytest.raises(DeviceError, match=f"weights need 576 bytes of workspace but were given {given}"):
+            table("cuda")["conv_forward"](x, at.w, None, y, ws=ws, layout="NHWC", **WINDOW)
+
+
+def test_deconvolution_is_the_gradient_for_the_data(gpu, rng):
+    gpu.plans = {"eng0": (128, (), 1.0)}
+    at = arrays(gpu, rng, b=(3,))
+    nbytes, ws = workspace(gpu, "deconv_forward", at.y, at.w, at.b, at.x, **WINDOW)
+    assert nbytes == 128
+    table("cuda")["deconv_forward"](at.y, at.w, at.b, at.x, ws=ws, **WINDOW)
+    theirs = np.empty(at.x.shape, np.float32)
+    room = np.empty(1 << 16, np.uint8)
+    table("host")["deconv_forward"](at.y_values, at.w_values, at.b_values, theirs, ws=room, **WINDOW)
+    np.testing.assert_allclose(fetched(gpu, at, "x"), theirs, atol=1e-4)
+
+
+def test_math_and_determinism_bar_plans(gpu, rng):
+    gpu.plans = {
+        "tf32": (0, ("TENSOR_CORE",), 0.1), "atomic": (0, ("NONDETERMINISTIC",), 0.2), "plain": (0, ("FFT",), 1.0),
+    }  # fmt: skip
+    at = arrays(gpu, rng)
+
+    def chosen():
+        return conv_plans._find(conv_plans.key_of("forward", gpu, at.x, at.w, **WINDOW), gpu, library)._run.__self__
+
+    library = gpu.library("cudnn", cudnn.Cudnn)
+    assert chosen().current == 1
+    gpu.deterministic = True
+    assert chosen().current == 2
+    gpu.math, gpu.deterministic = "tf32", False
+    assert chosen().current == 0
+
+
+def test_another_limit_is_another_choice(gpu, rng):
+    gpu.plans = {"small": (10, (), 2.0), "large": (1000, (), 1.0)}
+    assert forward(gpu, rng, with_bias=False) == 1000
+    gpu.workspace_limit = 100
+    assert forward(gpu, rng, with_bias=False) == 10
+
+
+def test_a_plan_that_this_build_does_not_have_is_searched_for_again(gpu, rng):
+    forward(gpu, rng, with_bias=False)
+    gpu.restart()
+    gpu.plans = {"eng9": (0, (), 1.0)}
+    forward(gpu, rng, with_bias=False)
+    assert gpu.measured == ["eng9"]
+    gpu.restart()
+    forward(gpu, rng, with_bias=False)
+    assert gpu.measured == []
+
+
+def test_too_little_workspace_is_an_error(gpu, rng):
+    gpu.plans = {"eng0": (4096, (), 1.0)}
+    at = arrays(gpu, rng)
+    small = gpu.as_array(gpu.allocate(4095, "ws"), (4095,), np.uint8)
+    for ws, given in ((small, 4095), (None, 0)):
+        with pytest.raises(DeviceError, match=f"4096 bytes of workspace but was given {given}"):
+            table("cuda")["conv_forward"](at.x, at.w, None, at.y, ws=ws, **WINDOW)
+
+
+def test_predictions_look_in_the_files(gpu, rng, caplog):
+    at = arrays(gpu, rng)
+    key = conv_plans.key_of("forward+bias", gpu, at.x, at.w, **WINDOW)
+    path = algorithms.folder() / algorithms.file_name(gpu.model, 91900, "fp32")
+    algorithms.write(path, {key.text: Choice("eng3", 0, 12345, 1.0)})
+    gpu.predicts = True
+    assert workspace(gpu, "conv_forward", at.x, at.w, at.b, at.y, **WINDOW)[0] == 12345
+    assert not gpu.uncertain and not caplog.records
+    for _ in range(2):
+        nbytes, _ = workspace(gpu, "conv_backward_weights", at.x, at.y, at.w, accumulate=True, **WINDOW)
+        assert nbytes == gpu.workspace_limit + 512
+    assert gpu.uncertain and len(caplog.records) == 1 and "charged its limit of 64 MiB" in caplog.text
+    assert gpu.made is None  # cuDNN was not asked for
+
+
+def test_predictions_of_what_our_own_kernels_do_are_certain(gpu):
+    gpu.predicts = True
+    x, w = (ArraySpec(shape, np.dtype("float32")) for shape in ((1, 1, 2, 2, 2, 2), (1, 1, 1, 1, 1, 1)))
+    window = {"stride": (1,) * 4, "pad": (0,) * 4, "dilation": (1,) * 4, "group": 1}
+    assert table("cuda")["conv_forward"].workspace_bytes(x, w, None, x, device=gpu, **window) == 0
+    assert not gpu.uncertain

@@ -1,0 +1,67 @@
+"""Batches of bytes on their way into a net on CUDA."""
+
+import numpy as np
+import pytest
+
+from blobmem.data.prefetch_batch import places
+
+
+class Batch:
+    """One batch of bytes with cuts and labels; counts how often it was sent."""
+
+    arrays = ()
+
+    def __init__(self, *arrays):
+        self.offsets = places([(array.shape, array.dtype) for array in arrays])
+        self.packed = np.zeros(self.offsets[-1], np.uint8)
+        for offset, array in zip(self.offsets, arrays, strict=False):
+            self.packed[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self.events = []
+
+    def sent(self, event):
+        self.events.append(event)
+
+
+def reference(pixels, cuts, mean, scale, dtype):
+    """(pixels - mean) * scale, item by item."""
+    out = pixels.astype(dtype)
+    for item, (top, left, turned) in zip(out, cuts, strict=True):
+        if turned:
+            item[...] = item[:, :, ::-1].copy()
+        if mean is not None:
+            height, width = item.shape[1:]
+            window = mean if mean.shape[1:] == (1, 1) else mean[:, top : top + height, left : left + width]
+            item -= window[:, :, ::-1] if turned else window
+    return out * dtype(scale)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("shape", [(3, 3, 5, 7), (2, 1, 28, 28), (1, 2, 3, 227), (5, 4, 1, 1), (2, 3, 9, 33)], ids=str)
+@pytest.mark.parametrize("mean", ["none", "values", "value", "image"])
+def test_images(cuda, rng, shape, dtype, mean):
+    items, channels, height, width = shape
+    pixels = rng.integers(0, 256, shape, dtype=np.uint8)
+    cuts = np.stack([rng.integers(0, top, items) for top in (3, 4, 2)], axis=1).astype(np.int32)
+    labels = rng.integers(0, 1000, items).astype(dtype)
+    shapes = {"values": (channels, 1, 1), "value": (1, 1, 1), "image": (channels, height + 2, width + 3)}
+    means = rng.normal(100, 20, shapes[mean]).astype(dtype) if mean in shapes else None
+    batch = Batch(pixels, cuts, labels)
+    nan = np.full(shape, np.nan, dtype), np.full(items, np.nan, dtype)
+    scale = float(np.float32(0.017))
+    options = {"take": lambda device: batch, "places": batch.offsets, "scale": scale}
+    packed = np.zeros_like(batch.packed)
+    *_, data, given = cuda.run("feed_images", packed, means, *nan, **options)
+    assert np.array_equal(data, reference(pixels, cuts, means, scale, dtype))
+    assert np.array_equal(given, labels)
+    *_, data, _ = cuda.run("feed_images", packed, means, nan[0], None, **options)
+    assert np.array_equal(data, reference(pixels, cuts, means, scale, dtype))
+    assert len(batch.events) == 2
+
+
+def test_a_batch_that_has_no_bytes_goes_to_the_tops(cuda, rng):
+    batch = Batch()
+    batch.packed, batch.arrays = None, [rng.normal(size=shape).astype(np.float32) for shape in ((2, 1, 3, 3), (2,))]
+    operands = np.zeros(64, np.uint8), None, *map(np.zeros_like, batch.arrays)
+    got = cuda.run("feed_images", *operands, take=lambda device: batch, places=(0,), scale=2.0)
+    assert all(np.array_equal(a, b) for a, b in zip(got[2:], batch.arrays, strict=True))
+    assert batch.events[0].done

@@ -1,0 +1,106 @@
+"""Softmax and its loss against the host's."""
+
+import numpy as np
+import pytest
+
+from blobmem.errors import NetError
+
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+SHAPES = pytest.mark.parametrize(
+    "shape", [(0, 5, 1), (3, 1, 1), (70, 10, 1), (5, 1030, 1), (2, 21, 7), (1, 40, 500), (3, 300, 2)], ids=str
+)
+
+
+def labels(rng, shape, dtype, ignored=None):
+    result = rng.integers(0, shape[1], (shape[0], shape[2])).astype(dtype)
+    if ignored is not None:
+        result[rng.uniform(size=result.shape) < 0.3] = ignored
+    return result
+
+
+@DTYPES
+@SHAPES
+def test_softmax(shape, dtype, cuda, rng):
+    x, dy = (rng.normal(size=shape).astype(dtype) * 5 for _ in range(2))
+    x.reshape(-1)[:3] = 500  # the largest is taken off before the exponential
+    _, y = cuda.compare("softmax_forward", x, np.full_like(x, np.nan))
+    cuda.compare("softmax_backward", y, dy, np.full_like(x, np.nan))
+
+
+@DTYPES
+def test_softmax_in_place(dtype, cuda, rng):
+    for shape in ((4, 9, 1), (2, 600, 1), (2, 5, 6)):
+        x, dy = (rng.normal(size=shape).astype(dtype) for _ in range(2))
+        apart = cuda.run("softmax_forward", x, np.zeros_like(x))[1]
+        np.testing.assert_array_equal(cuda.run("softmax_forward", x, x)[0], apart)
+        gradient = cuda.run("softmax_backward", apart, dy, np.zeros_like(x))[2]
+        np.testing.assert_array_equal(cuda.run("softmax_backward", apart, dy, dy)[1], gradient)
+
+
+def test_softmax_keeps_what_is_not_a_number_to_its_row(cuda):
+    x = np.zeros((3, 5, 1), np.float32)
+    x[1, 2], x[2] = np.nan, -np.inf
+    y = cuda.run("softmax_forward", x, np.zeros_like(x))[1]
+    assert (y[0] == np.float32(0.2)).all()
+    assert np.isnan(y[1:]).all()
+
+
+@DTYPES
+@SHAPES
+@pytest.mark.parametrize("normalization", ["FULL", "VALID", "BATCH_SIZE", "NONE"])
+@pytest.mark.parametrize("ignored", [None, -1], ids=["all", "ignoring"])
+def test_softmax_loss(ignored, normalization, shape, dtype, cuda, rng):
+    x, label = rng.normal(size=shape).astype(dtype) * 3, labels(rng, shape, dtype, ignored)
+    attributes = {"ignore_label": ignored, "normalization": normalization, "layer": "loss"}
+    outputs = np.full_like(x, np.nan), np.full((), np.nan, dtype)
+    _, _, prob, _ = cuda.compare("softmax_loss_forward", x, label, *outputs, **attributes)
+    dloss = np.array([1.75], dtype)
+    cuda.compare("softmax_loss_backward", prob, label, dloss, np.full_like(x, np.nan), **attributes)
+
+
+@DTYPES
+def test_all_labels_ignored_or_fractional(dtype, cuda, rng):
+    x = rng.normal(size=(6, 4, 3)).astype(dtype)
+    attributes = {"ignore_label": 2, "normalization": "VALID", "layer": "loss"}
+    for label in (np.full((6, 3), 2, dtype), np.full((6, 3), 1.75, dtype)):
+        cuda.compare("softmax_loss_forward", x, label, np.zeros_like(x), np.ones(1, dtype), **attributes)
+        cuda.compare("softmax_loss_backward", x, label, np.ones(1, dtype), np.ones_like(x), **attributes)
+
+
+def test_a_probability_that_vanished(cuda):
+    x = np.array([[[0], [-2000]], [[-300], [0]]], np.float32)
+    attributes = {"ignore_label": None, "normalization": "FULL", "layer": "loss"}
+    loss = cuda.compare("softmax_loss_forward", x, np.array([[1], [0]], np.float32), x.copy(), np.zeros(1, np.float32),
+                        **attributes)[3]  # fmt: skip
+    assert 87 < loss[0] < 88
+
+
+def test_many_positions_are_summed_in_parts(cuda, rng):
+    """More than one block; and the same bits each time."""
+    x = rng.normal(size=(2, 3, 1500)).astype(np.float32)
+    label = labels(rng, x.shape, x.dtype, 255)
+    attributes = {"ignore_label": 255, "normalization": "VALID", "layer": "loss"}
+    operands = x, label, np.zeros_like(x), np.zeros(1, np.float32)
+    first = cuda.compare("softmax_loss_forward", *operands, **attributes)
+    again = cuda.run("softmax_loss_forward", *operands, **attributes)
+    assert first[3].tobytes() == again[3].tobytes()
+    cuda.compare("softmax_loss_backward", first[2], label, np.ones(1, np.float32), np.zeros_like(x), **attributes)
+
+
+@DTYPES
+@pytest.mark.parametrize("value", [3, -1, np.nan, 1e9], ids=str)
+def test_a_label_that_is_no_class(value, dtype, cuda, rng):
+    x, label = rng.normal(size=(2, 3, 4)).astype(dtype), np.zeros((2, 4), dtype)
+    label[1, 2] = value
+    attributes = {"ignore_label": None, "normalization": "FULL", "layer": "ip"}
+    message = f"layer 'ip': label {float(np.float32(value)):g} of item 6 is no class: expected 0 to 2; check the data"
+    with pytest.raises(NetError) as caught:
+        cuda.run("softmax_loss_forward", x, label, np.zeros_like(x), np.zeros(1, dtype), **attributes)
+    assert str(caught.value).startswith(message)
+    with pytest.raises(NetError, match="item 6 is no class"):
+        cuda.run("softmax_loss_backward", x, label, np.ones(1, dtype), np.zeros_like(x), **attributes)
+    with pytest.raises(NetError) as of_host:
+        cuda.compare("softmax_loss_forward", x, label, np.zeros_like(x), np.zeros(1, dtype), **attributes)
+    assert str(of_host.value) == str(caught.value)
+    label[1, 2] = 2  # what went wrong is told once
+    cuda.compare("softmax_loss_forward", x, label, np.zeros_like(x), np.zeros(1, dtype), **attributes)

@@ -1,0 +1,184 @@
+// Enough of CUDA C++ to run our kernels on a CPU, block after block, each thread of a block a fiber that gives way at
+// barriers and warp exchanges. Compiled together with one kernel source by cuda_emulation.py.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+using std::abs; using std::ceil; using std::cos; using std::erf; using std::exp; using std::expm1; using std::fabs;
+using std::floor; using std::fmax; using std::fmin; using std::fmod; using std::isfinite; using std::isinf; using std::isnan;
+using std::log; using std::log1p; using std::pow; using std::round; using std::sin; using std::sqrt; using std::tanh; using std::trunc;
+using std::fma; using std::rint;
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __forceinline__ inline
+#define __noinline__
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+
+struct Triple { unsigned x, y, z; };
+static Triple threadIdx, blockIdx, blockDim, gridDim;
+
+template <class A> inline A max(A a, A b) { return a > b ? a : b; }
+template <class A> inline A min(A a, A b) { return a < b ? a : b; }
+inline float rsqrt(float a) { return 1.0f / std::sqrt(a); }
+inline double rsqrt(double a) { return 1.0 / std::sqrt(a); }
+inline float rsqrtf(float a) { return rsqrt(a); }
+template <class A> inline A __ldg(const A *p) { return *p; }
+inline int __float_as_int(float a) { int b; memcpy(&b, &a, 4); return b; }
+inline unsigned __float_as_uint(float a) { unsigned b; memcpy(&b, &a, 4); return b; }
+inline float __int_as_float(int a) { float b; memcpy(&b, &a, 4); return b; }
+inline float __uint_as_float(unsigned a) { float b; memcpy(&b, &a, 4); return b; }
+inline long long __double_as_longlong(double a) { long long b; memcpy(&b, &a, 8); return b; }
+inline double __longlong_as_double(long long a) { double b; memcpy(&b, &a, 8); return b; }
+inline int __popc(unsigned a) { return __builtin_popcount(a); }
+inline int __clz(int a) { return a ? __builtin_clz(a) : 32; }
+inline int __ffs(int a) { return __builtin_ffs(a); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
+
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) double2 { double x, y; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline double2 make_double2(double x, double y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+template <class A> inline A atomicAdd(A *p, A v) { A old = *p; *p = old + v; return old; }
+template <class A> inline A atomicMax(A *p, A v) { A old = *p; if (v > old) *p = v; return old; }
+template <class A> inline A atomicMin(A *p, A v) { A old = *p; if (v < old) *p = v; return old; }
+template <class A> inline A atomicExch(A *p, A v) { A old = *p; *p = v; return old; }
+template <class A> inline A atomicOr(A *p, A v) { A old = *p; *p = old | v; return old; }
+template <class A> inline A atomicCAS(A *p, A expected, A v) { A old = *p; if (old == expected) *p = v; return old; }
+inline void __threadfence() {}
+inline void __trap() { fprintf(stderr, "__trap\n"); abort(); }
+
+// Fibers
+
+enum { MOST = 1024, STACK = 128 << 10 };
+enum Wait { RUNS, AT_BLOCK, AT_WARP, DONE };
+static char *stacks;
+static void *saved[MOST], *scheduler;
+static Wait state[MOST];
+static unsigned current, live;
+static unsigned long long slots[MOST];
+static void (*entry)(void *);
+static void *entry_arguments;
+
+extern "C" void emulation_switch(void **from, void *to);
+asm(".text\n.type emulation_switch,@function\nemulation_switch:\n"
+    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\nmovq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
+    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
+
+static void pause_as(Wait wait) {
+  state[current] = wait;
+  emulation_switch(&saved[current], scheduler);
+}
+
+static void begin() {
+  entry(entry_arguments);
+  pause_as(DONE);
+}
+
+inline void __syncthreads() { pause_as(AT_BLOCK); }
+inline void __syncwarp(unsigned = 0xffffffffu) { pause_as(AT_WARP); }
+
+template <class A> inline A exchange(A value, int source) {
+  unsigned me = current, first = me & ~31u;
+  memcpy(&slots[me], &value, sizeof(A));
+  pause_as(AT_WARP);
+  A result = value;
+  if (source >= 0 && source < 32 && first + source < live && state[first + source] != DONE) memcpy(&result, &slots[first + source], sizeof(A));
+  pause_as(AT_WARP);
+  return result;
+}
+
+template <class A> inline A __shfl_xor_sync(unsigned, A v, int mask, int = 32) { return exchange(v, (int)(current & 31) ^ mask); }
+template <class A> inline A __shfl_sync(unsigned, A v, int lane, int = 32) { return exchange(v, lane & 31); }
+template <class A> inline A __shfl_down_sync(unsigned, A v, int by, int = 32) { int s = (int)(current & 31) + by; return exchange(v, s < 32 ? s : -1); }
+template <class A> inline A __shfl_up_sync(unsigned, A v, int by, int = 32) { return exchange(v, (int)(current & 31) - by); }
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  unsigned bits = 0;
+  for (int i = 0; i < 32; i++) {
+    int other = exchange(predicate != 0, i);
+    if ((current & ~31u) + i < live && other) bits |= 1u << i;
+  }
+  return bits;
+}
+inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
+inline int __all_sync(unsigned m, int p) { return __ballot_sync(m, !p) == 0; }
+
+static void place(unsigned t) {
+  unsigned b = t;
+  threadIdx.x = b % blockDim.x; b /= blockDim.x;
+  threadIdx.y = b % blockDim.y; threadIdx.z = b / blockDim.y;
+}
+
+// Whether every thread came to its end.
+static bool run_block() {
+  for (unsigned t = 0; t < live; t++) {
+    void **top = (void **)(stacks + (size_t)(t + 1) * STACK - 64);  // a multiple of 16, as at a call
+    top[-1] = nullptr;
+    top[-2] = (void *)begin;
+    for (int i = 3; i <= 8; i++) top[-i] = nullptr;
+    saved[t] = &top[-8];
+    state[t] = RUNS;
+  }
+  for (;;) {
+    bool ran = false;
+    for (unsigned t = 0; t < live; t++) {
+      if (state[t] != RUNS) continue;
+      ran = true;
+      current = t;
+      place(t);
+      emulation_switch(&scheduler, saved[t]);
+    }
+    unsigned done = 0, at_block = 0;
+    bool released = false;
+    for (unsigned first = 0; first < live; first += 32) {
+      unsigned stop = first + 32 < live ? first + 32 : live, at_warp = 0, over = 0;
+      for (unsigned t = first; t < stop; t++) {
+        at_warp += state[t] == AT_WARP; over += state[t] == DONE; at_block += state[t] == AT_BLOCK;
+      }
+      done += over;
+      if (at_warp && at_warp + over == stop - first) {
+        released = true;
+        for (unsigned t = first; t < stop; t++) if (state[t] == AT_WARP) state[t] = RUNS;
+      }
+    }
+    if (done == live) return true;
+    if (at_block && at_block + done == live) {
+      released = true;
+      for (unsigned t = 0; t < live; t++) if (state[t] == AT_BLOCK) state[t] = RUNS;
+    }
+    if (!ran && !released) return false;
+  }
+}
+
+struct Pointer { void *at; template <class A> operator A *() const { return (A *)at; } };
+
+static int run_grid(void (*kernel)(void *), void *arguments, const unsigned *grid, const unsigned *block) {
+  blockDim = {block[0], block[1], block[2]};
+  gridDim = {grid[0], grid[1], grid[2]};
+  live = block[0] * block[1] * block[2];
+  if (live > MOST) return 2;
+  if (!stacks) stacks = (char *)aligned_alloc(4096, (size_t)MOST * STACK);
+  entry = kernel;
+  entry_arguments = arguments;
+  for (unsigned z = 0; z < grid[2]; z++)
+    for (unsigned y = 0; y < grid[1]; y++)
+      for (unsigned x = 0; x < grid[0]; x++) {
+        blockIdx = {x, y, z};
+        if (!run_block()) return 1;
+      }
+  return 0;
+}

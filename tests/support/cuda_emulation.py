@@ -1,0 +1,190 @@
+"""A CUDA device without a GPU: our kernels, compiled by g++, run thread by thread on host memory.
+
+It finds wrong indices, wrong sums and missing barriers (a block whose threads do not all come to a barrier is an error),
+not races and not the precision of the GPU's own functions. cuBLAS is a NumPy stand-in; there is no cuDNN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from blobmem.devices import Event, SimulatedDevice
+from blobmem.devices.cuda import sources
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.devices.cuda.faults import Faults
+
+HEADER = Path(__file__).with_name("cuda_emulation.h")
+AVAILABLE = shutil.which("g++") is not None and os.uname().machine == "x86_64"
+
+_lock = threading.Lock()
+_libraries = {}
+
+
+def _program(source):
+    parts = [f'#include "{HEADER}"', sources.read(source)]
+    for name, signature in sources.signatures(source).items():
+        fields = " ".join(f"{'Pointer' if word == '*' else word} a{i};" for i, word in enumerate(signature.types))
+        arguments = ", ".join(f"a->a{i}" for i in range(len(signature.types)))
+        parts.append(
+            f"struct A_{name} {{ {fields} }};\n"
+            f"static void call_{name}(void *p) {{ A_{name} *a = (A_{name} *)p; {name}({arguments}); }}\n"
+            f'extern "C" int launch_{name}(const unsigned *grid, const unsigned *block, void *p) '
+            f"{{ return run_grid(call_{name}, p, grid, block); }}"
+        )
+    return "\n".join(parts)
+
+
+def _library(source, dtype):
+    key = source, dtype.char
+    if key not in _libraries:
+        program = _program(source)
+        options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", *(f"-D{macro}" for macro in sources.DEFINES[dtype])]
+        digest = hashlib.sha256("\0".join([program, HEADER.read_text(), *options]).encode()).hexdigest()[:24]
+        folder = Path(tempfile.gettempdir()) / f"blobmem-emulation-{os.getuid()}"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{source}-{dtype.char}-{digest}.so"
+        if not path.exists():
+            # one lock for each library: parallel test runs compile different ones at a time, and none twice
+            with open(path.with_suffix(".lock"), "w") as lock:
+                fcntl.lockf(lock, fcntl.LOCK_EX)
+                _compile(program, options, path)
+        _libraries[key] = ctypes.CDLL(str(path))
+    return _libraries[key]
+
+
+def _compile(program, options, path):
+    if path.exists():  # made while this process waited
+        return
+    made = path.with_suffix(f".{os.getpid()}")
+    done = subprocess.run(
+        ["g++", *options, "-x", "c++", "-", "-o", str(made)], input=program, text=True, capture_output=True
+    )
+    assert done.returncode == 0, f"{path.stem} does not compile: {done.stderr[-3000:]}"
+    made.replace(path)
+
+
+class Arrival(Event):
+    """Of a copy that takes until the second one after it, or until it is waited for; its source must not change then."""
+
+    def __init__(self, link, source):
+        self.link, self.number = link, link.sent
+        self.source, self.copy = source, source.tobytes()
+
+    def check(self):
+        assert self.source is None or self.source.tobytes() == self.copy, "a buffer changed while a device read it"
+        self.source = None
+
+    @property
+    def done(self):
+        if self.source is not None and self.link.sent - self.number < 2:
+            return False
+        self.check()
+        return True
+
+    def synchronize(self):
+        self.check()
+
+
+class EmulatedLink:
+    """Stands for blobmem.devices.cuda.link.Link; the copies have been made at once, but say that they take time."""
+
+    def __init__(self, device):
+        self.device, self.sent, self.under_way = device, 0, []
+
+    def send(self, target, source):
+        assert source.flags.c_contiguous and source.nbytes == target.nbytes
+        ctypes.memmove(target.address, source.ctypes.data, source.nbytes)
+        self.device.statistics.htod_copies += 1
+        self.device.statistics.htod_bytes += source.nbytes
+        self.sent += 1
+        self.under_way = [arrival for arrival in self.under_way if not arrival.done]
+        self.under_way.append(Arrival(self, source))
+        return self.under_way[-1]
+
+    def used(self, array):
+        pass
+
+
+class EmulatedCuda(SimulatedDevice):
+    """See the module."""
+
+    name = "emulated"
+    family = "cuda"
+    math = "fp32"
+    deterministic = True
+    predicts = False
+    workspace_limit = 64 << 20
+
+    def __init__(self, capacity=None, **options):
+        super().__init__(capacity, **options)
+        self.fault_words = np.zeros(3, np.int64)
+        self.faults = Faults(self.fault_words, self.fault_words.ctypes.data)
+        self.launches = []
+        self._link = EmulatedLink(self)
+
+    def link(self):
+        return self._link
+
+    def as_array(self, address, shape, dtype):
+        array = super().as_array(address, shape, dtype)
+        return CudaArray(array.ctypes.data, shape, dtype, self)
+
+    def memcpy_dtoh(self, array, address, stream=None):
+        self.faults.check()
+        super().memcpy_dtoh(array, address, stream)
+
+    def synchronize(self):
+        super().synchronize()
+        self.faults.check()
+
+    def copy_bytes(self, target, source, nbytes):
+        assert target + nbytes <= source or source + nbytes <= target
+        ctypes.memmove(target, source, nbytes)
+
+    def set_bytes(self, target, value, nbytes):
+        ctypes.memset(target, value, nbytes)
+
+    def kernel(self, source, name, dtype):
+        signature = sources.signatures(source)[name]
+        with _lock:
+            run = getattr(_library(source, dtype), f"launch_{name}")
+        packer = signature.packer(dtype)
+
+        def launch(grid, block, arguments):
+            assert all(0 < dim < 65536 for dim in (*grid[1:], 1)) and grid[0] < 2**31, grid
+            self.launches.append(name)
+            packed = ctypes.create_string_buffer(packer.pack(*signature.flat(arguments)), packer.size + 64)
+            block = block if isinstance(block, tuple) else (block,)
+            shape = (ctypes.c_uint * 3)(*grid, *[1] * (3 - len(grid)))
+            threads = (ctypes.c_uint * 3)(*block, *[1] * (3 - len(block)))
+            with _lock:
+                result = run(shape, threads, packed)
+            assert result == 0, f"kernel {name}: " + {1: "threads wait for each other", 2: "too many threads"}[result]
+
+        return launch
+
+    def library(self, name, make):
+        if name == "cublas":
+            from cublas_stand_in import CublasStandIn
+
+            return CublasStandIn(self)
+        return None
+
+    @contextlib.contextmanager
+    def scratch(self, nbytes):
+        address = self.allocate(nbytes, "scratch")
+        try:
+            yield self.as_array(address, (nbytes,), np.uint8).address
+        finally:
+            self.free(address)

@@ -1,0 +1,122 @@
+"""The GPU benchmarks' own arithmetic, and dry runs of them without a GPU or PyTorch."""
+
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+import blobmem
+from benchmarks import clock, feeding, gpu, gpu_table, inputs, link
+from blobmem import SimulatedDevice
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_contestants_take_turns_and_all_their_steps():
+    order = []
+    sides = [clock.Contestant(lambda name=name: order.append(name), lambda: order.append("|")) for name in "ab"]
+    clock.race([(sides[0], 6), (sides[1], 3)], 2, clock.Deadline(60))
+    assert "".join(order) == "aa|b|aa|b|aa|b|"
+    assert [len(side.groups) for side in sides] == [3, 3]
+    with pytest.raises(clock.TimeLimit, match="time limit of -1 s"):
+        clock.race([(sides[0], 6)], 2, clock.Deadline(-1))
+
+
+def test_slow_steps_are_timed_less_often():
+    assert [clock.steps_for(ms, 20, 3) for ms in (1, 300, 2000)] == [20, 10, 4]
+
+
+def test_captured_and_compiled_steps_come_after_the_eager_ones():
+    assert gpu.variants("graph,compile,channels_last,eager") == [
+        "eager", "channels_last", "graph", "compile", "compile_overhead",
+    ]  # fmt: skip
+    assert gpu.variants("none") == []
+
+
+def test_the_better_layout_is_the_one_that_was_faster():
+    assert gpu.better_layout({"eager": {"ms": 2.0}, "channels_last": {"ms": 1.0}}, "fp32") == "channels_last"
+    assert gpu.better_layout({"eager": {"ms": 1.0}, "channels_last": {"error": "x"}}, "fp32") == "NCHW"
+
+
+def test_new_rows_take_the_places_of_old_ones():
+    rows = [{"net": net, "batch": 1, "math": "fp32", "phase": "train", "sides": {}} for net in "ab"]
+    new = [{**rows[0], "sides": {"blobmem": {}}}, {**rows[0], "math": "tf32"}]
+    assert gpu.merged(rows, new) == [new[0], rows[1], new[1]]
+
+
+def test_a_net_is_measured_in_a_process_of_its_own_and_one_that_fails_is_an_error(tmp_path):
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "benchmarks/gpu.py", "--device", "simulated", "--torch", "none", "--steps", "4",
+               "--nets", "lenet:2,nosuch:2", "--maths", "fp32", "--out", str(out)]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    train, infer, *failed = json.loads(out.read_text())["results"]
+    for row in (train, infer):
+        ours = row["sides"]["blobmem"]
+        assert ours["ms"] > 0 and ours["host_ms"] > 0 and ours["peak_mib"] > 1
+    assert train["sides"]["blobmem"]["peak_mib"] > infer["sides"]["blobmem"]["peak_mib"]
+    assert [row["net"] for row in failed] == ["nosuch"] * 2
+    assert "nosuch/train_val.prototxt" in failed[0]["sides"]["blobmem"]["error"]
+    assert "nosuch/deploy.prototxt" in failed[1]["sides"]["blobmem"]["error"]
+
+
+def row(**sides):
+    return {"net": "resnet50", "batch": 32, "math": "tf32", "phase": "train", "command": "python x", "sides": sides}
+
+
+def test_ratios_are_to_pytorchs_better_layout():
+    ours = {"ms": 9.0, "host_ms": 2.0, "solver_ms": 9.5, "peak_mib": 100.4, "physical_mib": 102.0}
+    eager, last = {"ms": 20.0, "peak_mib": 150.0}, {"ms": 10.0, "peak_mib": 200.0}
+    modes = {"compile": {"ms": 8.0}, "compile_overhead": {"ms": 7.0}}
+    text = gpu_table.gpu({"machine": {}, "results": [row(blobmem=ours, eager=eager, channels_last=last, **modes)]})
+    assert (
+        "| ResNet-50, 32 | tf32 | 9.00 | 9.50 | 2.00 | 20.00 | 10.00 | 0.90 | 7.00 | - | 100 (102) | 200 | 0.50 |"
+        in text
+    )
+    assert "Not measured" not in text
+
+
+def test_what_failed_is_said():
+    text = gpu_table.gpu({"machine": {}, "results": [row(blobmem={"error": "DeviceError: no\nmore"})]})
+    assert "- ResNet-50, 32, training step, tf32, blobmem: DeviceError: no\n" in text
+
+
+def test_there_is_a_section_for_each_file_that_is_there(tmp_path):
+    assert gpu_table.sections(tmp_path) == ""
+    device = SimulatedDevice()
+    rows = link.compare(device, 1 << 20, 2)
+    grown = link.growth(device, 1 << 20, 2)
+    report = {"command": "x", "machine": {}, "results": rows, "growth": grown}
+    (tmp_path / "link.json").write_text(json.dumps(report))
+    text = gpu_table.sections(tmp_path)
+    assert text.count("\n| 1 | ") == 3 and "A memory of 1 MiB grows by as much again" in text
+
+
+def test_blobs_over_the_link_are_copied_once_each_time():
+    device = SimulatedDevice()
+    ours = link.Ours(device, 1 << 20)
+    for direction, up, down in (("to the device", 1, 0), ("to the host", 0, 1), ("both at once", 1, 1)):
+        before = device.statistics.snapshot()
+        ours.run(direction)
+        moved = device.statistics - before
+        assert (moved.htod_bytes, moved.dtoh_bytes) == (up << 20, down << 20)
+
+
+def test_growth_is_in_place_and_keeps_what_is_there():
+    grown = link.growth(SimulatedDevice(), 4 << 20, 2)
+    assert grown["in_place"] and grown["kept"]
+
+
+def test_a_fed_step_and_one_on_constant_data_are_timed():
+    args = Namespace(device="cpu", math="fp32", records=8, steps=4, seconds=1, time_limit=60)
+    result = feeding.compare("lenet:2", args)
+    assert result["fed"]["ms"] > 0 and result["ratio"] == result["fed"]["ms"] / result["constant"]["ms"]
+
+
+def test_nets_on_constant_data_have_inputs_of_the_batch_in_place_of_data_layers():
+    net = blobmem.Net(inputs.with_inputs("caffenet", 3), blobmem.TRAIN, device=SimulatedDevice(compute=False))
+    assert net.inputs == ["data", "label"]
+    assert net.blobs["data"].shape == (3, 3, 227, 227) and net.blobs["label"].shape == (3,)
+    assert not [layer for layer in net.layers if layer.type == "Data"]

@@ -1,0 +1,58 @@
+"""The nets that PyTorch is timed with compute what ours do. Needs PyTorch; skipped without it."""
+
+import numpy as np
+import pytest
+
+import blobmem
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import inputs, torch_nets  # noqa: E402
+
+
+def outputs(model, batch, seed=3):
+    """The deploy net's and its twin's outputs for the same images and parameters."""
+    net = blobmem.Net(inputs.with_inputs(model, batch, deploy=True), blobmem.TEST, seed=seed, forward_only=True)
+    inputs.fill(net, 10)
+    module = torch_nets.twin(net).eval()
+    torch_nets.load(module, net)
+    net.run_forward()
+    with torch.no_grad():
+        theirs = module(torch.from_numpy(net.blobs["data"].cpu_data().copy())).numpy()
+    return net.blobs[net.outputs[0]].cpu_data(), theirs
+
+
+@pytest.mark.parametrize("model", ["lenet", "caffenet", "googlenet", "inception_v3"])
+def test_the_twin_of_a_deploy_net_gives_its_outputs(model):
+    ours, theirs = outputs(model, 2)
+    np.testing.assert_allclose(theirs, ours, rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["googlenet", "resnet50"])
+def test_the_twin_of_a_train_net_gives_its_loss_and_gradients(model):
+    param = inputs.with_inputs(model, 2)
+    for layer in param.layer:
+        layer.ClearField("dropout_param")
+        if layer.type == "Dropout":  # draws otherwise
+            layer.dropout_param.dropout_ratio = 0
+    net = blobmem.Net(param, blobmem.TRAIN, seed=3, dtype=np.float64)
+    inputs.fill(net, 10)
+    module = torch_nets.twin(net).double().train()
+    torch_nets.load(module, net)
+    loss = module(torch.from_numpy(net.blobs["data"].data), torch.from_numpy(net.blobs["label"].data).long())
+    assert net.run_forward() == pytest.approx(loss.item(), rel=1e-6)
+    net.run_backward()
+    loss.backward()
+    first = next(node.layer for node in net.nodes if node.layer.blobs)
+    found = next(module.parameters()).grad.numpy()
+    np.testing.assert_allclose(found, first.blobs[0].diff, rtol=0, atol=1e-6 * np.abs(found).max())
+
+
+def test_what_a_twin_cannot_do_is_an_error():
+    text = 'layer { name: "d" type: "Input" top: "d" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }'
+    scale = text + 'layer { name: "s" type: "Scale" bottom: "d" top: "s" }'
+    with pytest.raises(ValueError, match="layer 's': a Scale that follows no BatchNorm"):
+        torch_nets.twin(blobmem.Net(scale, blobmem.TEST))
+    mvn = text + 'layer { name: "m" type: "MVN" bottom: "d" top: "m" }'
+    with pytest.raises(ValueError, match="layer 'm': MVN has no counterpart"):
+        torch_nets.twin(blobmem.Net(mvn, blobmem.TEST))
