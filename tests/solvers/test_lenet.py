@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_devices import EMULATED, GPU, TF32_GPU, needs_gpu
+from cuda_devices import GPU, TF32_GPU, needs_gpu
 
 from blobmem.devices import HOST, SimulatedDevice
 from blobmem.proto.text import read_solver
@@ -50,12 +50,6 @@ def test_first_losses(make_device):
     losses, expected = losses_of(make_device(), 25)
     np.testing.assert_allclose(losses[:20], expected[:20], rtol=0, atol=1e-4 * expected.max())
     np.testing.assert_allclose(losses, expected, rtol=0, atol=2e-2 * expected.max())
-
-
-@pytest.mark.parametrize("make_device", [EMULATED])
-def test_first_losses_of_emulated_kernels(make_device):
-    losses, expected = losses_of(make_device(), 2)
-    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-4 * expected.max())
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def _library(source, dtype):
     key = source, dtype.char
     if key not in _libraries:
         program = _program(source)
-        options = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", *(f"-D{macro}" for macro in sources.DEFINES[dtype])]
+        options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-w", *(f"-D{macro}" for macro in sources.DEFINES[dtype])]
         digest = hashlib.sha256("\0".join([program, HEADER.read_text(), *options]).encode()).hexdigest()[:24]
         folder = Path(tempfile.gettempdir()) / f"blobmem-emulation-{os.getuid()}"
         folder.mkdir(exist_ok=True)
