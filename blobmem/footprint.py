@@ -44,7 +44,7 @@ class Held:
     Attributes:
         batch: items in a batch.
         purposes: bytes by purpose, on the device, before rounding.
-        rounding: what a device that maps chunks of 2 MiB holds beyond them; memories below a chunk share chunks.
+        rounding: what a device that maps chunks of 2 MiB holds beyond them, about: memories share chunks at their ends.
         host: bytes in use on the host side.
         blob_bytes: bytes of all blobs counted one by one, splits too, as Caffe counts what it needs "for data".
     """
@@ -183,10 +183,9 @@ class _Capacities:
         return more
 
     def rounding(self) -> int:
-        """What whole chunks take beyond the device's bytes."""
-        small = sum(_up(nbytes, ALIGNMENT) for nbytes in self.device.values() if nbytes < CHUNK)
-        large = sum(_up(nbytes, CHUNK) for nbytes in self.device.values() if nbytes >= CHUNK)
-        return large + _up(small, CHUNK) - sum(self.device.values())
+        """What whole chunks, which memories share at their ends, take beyond the device's bytes."""
+        aligned = sum(_up(nbytes, ALIGNMENT) for nbytes in self.device.values())
+        return _up(aligned, CHUNK) - sum(self.device.values())
 
 
 def _up(nbytes: int, unit: int) -> int:
@@ -229,6 +228,9 @@ def _purposes(net: Net, solver_state: Sequence[Blob]) -> dict[SyncedMemory, str]
                 result[blob.diff_view.memory] = "gradients"
     for blob in solver_state:
         result[blob.data_view.memory] = "solver state"
+    for memory, purpose in list(result.items()):
+        if memory.reordered is not None:
+            result[memory.reordered.array] = purpose
     return result
 
 

@@ -7,6 +7,7 @@ alike, finds the usual order, which is made when it is asked for.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from blobmem.devices import Device
 from blobmem.memory import SyncedMemory
 from blobmem.memory.reordered import Form, Reordered
 from blobmem.ops.call import Call, Operand
+from blobmem.ops.registry import ArraySpec
 
 Shape = tuple[int, ...]
 Place = tuple[SyncedMemory, int]
@@ -47,10 +49,32 @@ _SEEDS = frozenset({"conv_forward", "conv_backward_data", "conv_backward_weights
 """The ops for whose sake it is done."""
 
 
-def channels_last(calls: Sequence[Call], device: Device) -> list[Call]:
-    """The calls, those on images rewritten where `device.channels_last`; as they are anywhere else."""
-    if not getattr(device, "channels_last", False):
-        return list(calls)
+def is_faster(calls: Sequence[Call], device: Device) -> bool:
+    """Whether a net of these calls is faster on the device with its images channels last.
+
+    Where the device does not say, by what its convolutions took when their algorithms were chosen.
+    """
+    known = getattr(device, "channels_last", False)
+    if known is not None:
+        return bool(known)
+    from blobmem.ops.cuda.conv import milliseconds
+
+    def total(convolutions: Iterable[Call]) -> float:
+        times = [milliseconds(str(each.op), _specs(each), each.attributes, device) for each in convolutions]
+        return sum(math.nan if ms is None else ms for ms in times)
+
+    makers = [(call, make) for call in calls if call.op in _SEEDS and (make := _rewriting(call)) is not None]
+    usual = total(call for call, _ in makers)
+    # of a small net the host's time counts, and another search would take long
+    return usual >= _MEASURED_FROM and total(make() for _, make in makers) < _WORTH * usual
+
+
+def _specs(call: Call) -> list[ArraySpec | None]:
+    return [None if each is None else ArraySpec(tuple(each.op_shape), each.blob.dtype) for each in call.operands]
+
+
+def channels_last(calls: Sequence[Call]) -> list[Call]:
+    """The calls, those on images rewritten."""
     makers = [_rewriting(call) for call in calls]
     chosen: set[Place] = set()
     waiting = [(call, make) for call, make in zip(calls, makers, strict=True) if make is not None]
@@ -70,6 +94,10 @@ def channels_last(calls: Sequence[Call], device: Device) -> list[Call]:
     return [
         make() if make is not None and id(call) in rewritten else call for call, make in zip(calls, makers, strict=True)
     ]
+
+
+_MEASURED_FROM = 2.0  # ms that a net's convolutions take
+_WORTH = 0.95  # of the convolutions' time: the rest pays for turning arrays over where other ops want them
 
 
 def _positions(call: Call) -> Iterable[int]:

@@ -22,6 +22,7 @@ from blobmem.net.build import Node, float_dtype, reshape, resize, wire
 from blobmem.net.fusion import share_kept
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.inplace import stale_reads
+from blobmem.net.layouts import is_faster
 from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, secure
@@ -124,6 +125,7 @@ class Net(Access, Placement):
         self._shapes = self._present_shapes()  # those that the layers know
         self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
+        self._images_last: bool | None = None  # how they keep images; decided when the first are made
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], Span] = {}
         self._moves = 0
@@ -213,9 +215,11 @@ class Net(Access, Placement):
         self._shapes = self._present_shapes()
         forward, backward = self._calls()
         self._name_blobs()  # layers make some of their arrays when they know the device
+        if self._images_last is None:
+            self._images_last = is_faster([*forward, *backward], self.device)
         self._schedules = (
-            Schedule(forward, self.device, done=self._done[0]),
-            Schedule(backward, self.device, done=self._done[1]),
+            Schedule(forward, self.device, done=self._done[0], images_last=self._images_last),
+            Schedule(backward, self.device, done=self._done[1], images_last=self._images_last),
         )
         self._spans = {}
         return self._schedules
@@ -484,6 +488,8 @@ class Net(Access, Placement):
         SharedBlobError. Returns what was shared and, for the rest, why not.
         """
         self.share_with(other)
+        other.compiled()
+        self._images_last, self._schedules = other._images_last, None  # one memory has one order
         report = share_blobs(self, other)
         self.group.join(other.group, [self, other])
         return report

@@ -33,6 +33,7 @@ class Placement:
     group: SharingGroup
     _context: Context
     _schedules: Any
+    _images_last: bool | None
     _spans: dict[Any, Any]
 
     def __init__(self, device: devices.Device | None) -> None:
@@ -75,7 +76,7 @@ class Placement:
                 memory.move_to(device)
             if device is not self.device:
                 self.device = self._context.device = device
-                self._schedules, self._spans = None, {}
+                self._schedules, self._spans, self._images_last = None, {}, None
 
     def _follow(self) -> None:
         """Be where the default device is, with memory that other nets may have taken elsewhere and back."""

@@ -295,18 +295,25 @@ class Schedule:
     Steps follow their blobs: after a reshape, growth or another sharing the next run uses the new places.
 
     `done` is what `once` calls remember; schedules of one net that follow each other hand it on, so that none of them
-    does again, over what a script may have written since, what an earlier one has done.
+    does again, over what a script may have written since, what an earlier one has done. `images_last` keeps images
+    channels last (`layouts`).
     """
 
     def __init__(
-        self, calls: Sequence[Call], device: Device, on_host: bool = False, done: dict[Any, Done] | None = None
+        self,
+        calls: Sequence[Call],
+        device: Device,
+        on_host: bool = False,
+        done: dict[Any, Done] | None = None,
+        images_last: bool = False,
     ) -> None:
         self.calls = list(calls)
         self.device = device
+        self.images_last = images_last
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
         done, count = {} if done is None else done, Counter[Any]()
         self._steps: list[_Step] = []
-        calls = self.calls if self.side is Side.HOST else channels_last(self.calls, device)
+        calls = channels_last(self.calls) if images_last and self.side is Side.DEVICE else self.calls
         for call in calls:
             place = (call.layer, call.layer_name, call.op)
             mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()

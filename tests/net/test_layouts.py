@@ -5,8 +5,9 @@ import pytest
 from cuda_devices import needs_compiler
 from cuda_emulation import EmulatedCuda
 
-from blobmem import TRAIN, Net
-from blobmem.net import schedule
+from blobmem import TEST, TRAIN, Net
+from blobmem.net import layouts, schedule
+from blobmem.ops.cuda import conv
 
 pytestmark = needs_compiler
 
@@ -160,3 +161,39 @@ def test_moving_takes_the_bytes_along(plain):
     net.run_forward()
     net.move_to(EmulatedCuda())
     close(net.blobs["conv1"].cpu_data(), expected.blobs["conv1"].cpu_data(), "conv1")
+
+
+class Timed:
+    """A device that says what convolutions take, and leaves the order to that."""
+
+    channels_last = None
+
+
+@pytest.mark.parametrize(
+    "first_ms, last_ms, expected",
+    [(1, 0.5, True), (1, 0.99, False), (1, 2, False), (1, None, False), (None, 0.5, False), (0.1, 0.05, False)],
+)
+def test_what_is_faster_is_measured_where_the_device_does_not_say(monkeypatch, first_ms, last_ms, expected):
+    calls = [c for schedule in made(False).compiled() for c in schedule.calls]
+
+    def milliseconds(op, specs, attributes, device):
+        return last_ms if attributes.get("layout") == "NHWC" else first_ms
+
+    monkeypatch.setattr(conv, "milliseconds", milliseconds)
+    assert layouts.is_faster(calls, Timed()) is expected
+    assert layouts.is_faster(calls, device_of(True)) and not layouts.is_faster(calls, device_of(False))
+
+
+def test_nets_that_share_memory_keep_one_order():
+    train, test = made(True), Net(NET, TEST, device=device_of(False), seed=1)
+    assert not test.compiled()[0].images_last
+    device = train.device
+    test = Net(NET, TEST, device=device, seed=1)
+    device.channels_last = False
+    test.share_blobs_with(train)
+    for name in ("data", "label"):
+        test.blobs[name].data[...] = 1
+    train.run_forward()
+    before = device.statistics.bytes_held
+    test.run_forward()
+    assert device.statistics.bytes_held - before < 4096

@@ -66,9 +66,9 @@ class CudaDevice(Device):
         self.last_uses: dict[int, Event] = {}  # of arrays that links send to, by address
 
     @property
-    def channels_last(self) -> bool:
-        """Whether nets keep images channels last here: tensor cores want them so."""
-        return self.math == "tf32"
+    def channels_last(self) -> bool | None:
+        """Whether nets keep images channels last here, as tensor cores want them; None where that is to be measured."""
+        return True if self.math == "tf32" else None
 
     # Allocation
 

@@ -22,3 +22,8 @@ class PredictedCuda(SimulatedDevice):
         super().__init__(compute=False)
         self.model, self.math, self.deterministic = model, math, deterministic
         self.uncertain = False
+
+    @property
+    def channels_last(self) -> bool | None:
+        """As `CudaDevice.channels_last`."""
+        return True if self.math == "tf32" else None

@@ -9,6 +9,7 @@ weights and their gradients stay as the file has them, and are turned over in th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from blobmem.ops.cuda.conv_direct import (
     direct_forward,
     take_channels_last,
 )
-from blobmem.ops.cuda.conv_plans import aligned, key_of, plan_of, workspace_bytes
+from blobmem.ops.cuda.conv_plans import aligned, key_of, plan_ms, plan_of, workspace_bytes
 from blobmem.ops.cuda.cudnn import Plan
 from blobmem.ops.cuda.layout import narrow_channels, to_channels_last, widen_channels
 from blobmem.ops.registry import ArraySpec, op
@@ -61,6 +62,20 @@ def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False) -> int
 def _turns(w: ArraySpec | CudaArray, layout: str) -> bool:
     """Whether a plan for the layout has the weights in another order than the file."""
     return layout == "NHWC" and w.shape[1] > 1 and math.prod(w.shape[2:]) > 1
+
+
+def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], device: Any) -> float | None:
+    """What a convolution's plan took when it was chosen; None where our own kernels run, or nothing is known."""
+    window = dict(attributes)
+    if op == "conv_forward":
+        direction, x, w = _forward_direction(specs[2]), specs[0], specs[1]
+    elif op == "conv_backward_data":
+        direction, x, w = "data", specs[2], specs[1]
+    else:
+        direction, x, w = "weights", specs[0], specs[2]
+    if direction != "data" and (wide := _wide(x, w, window)):
+        x, w = wide.x, wide.w
+    return plan_ms(key_of(direction, device, x, w, **window), device)
 
 
 def _forward_direction(b: Any) -> str:

@@ -30,6 +30,7 @@ from blobmem.ops.registry import ArraySpec
 _ALIGNMENT = 512  # bytes, of what is cut from a workspace
 _COLD = 64 << 20  # bytes that are written before each timed run: more than an H200 caches
 _RUNS = 5
+_MOST = 16  # plans of a graph, best guesses of cuDNN first: building all of them takes seconds, and none later was best
 _HOPELESS = 1.5  # times the best so far is not worth more runs
 
 _NAMES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # dtype.name is slow
@@ -70,6 +71,19 @@ def workspace_bytes(key: Key, device: Any) -> int | None:
             device.uncertain = True
         return key.limit
     return None if choice.plan == DIRECT else choice.workspace
+
+
+def plan_ms(key: Key, device: Any) -> float | None:
+    """What the plan for a key took when it was chosen; None where there is none, or it is not known."""
+    if not _known_to_cudnn(key):
+        return None
+    if device.predicts:
+        choice = algorithms.predict(device.model, key.math, key)
+    else:
+        if plan_of(key, device) is None:
+            return None
+        choice = algorithms.registry(device.model, device.library("cudnn", Cudnn).version, key.math).find(key)
+    return None if choice is None or choice.plan == DIRECT else choice.ms
 
 
 def plan_of(key: Key, device: Any) -> Plan | None:
@@ -144,11 +158,15 @@ class _Search:
 
     def _built(self, fused: bool) -> Iterator[tuple[Any, int, str, int]]:
         """(graph, index, name, workspace) of the plans that can be built."""
+        found = 0
         for index, name, graph in self.cudnn.listed(self.key, fused):
             if self.cudnn.built(graph, index):
                 workspace = int(graph.get_workspace_size_plan_at_index(index))
                 if workspace <= self.key.limit:
                     yield graph, index, name, workspace
+                    found += 1
+                    if found == _MOST:
+                        return
 
     def _runner(self, graph: Any, index: int, fused: bool) -> Callable[[], None]:
         """Runs a plan as the op would, the bias included."""
