@@ -51,6 +51,8 @@ def same(shared, alone):
 def test_small_nets(name, make_device, batches):
     model = NETS / f"{name}.prototxt"
     if make_device is EmulatedCuda:
+        if batches[0] < batches[1] and name != "flatten_alias":
+            pytest.skip("the other order says it")
         steps, batches = 2, (2, 1) if batches[0] > batches[1] else (1, 2)  # kernels take their time there
     else:
         steps = 50
