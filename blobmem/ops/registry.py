@@ -13,6 +13,7 @@ An op takes its operands positionally (C-contiguous arrays, None for an absent o
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -106,6 +107,7 @@ def op(fn: Callable[..., None] | None = None, *, workspace: Workspace | None = N
     return register if fn is None else register(fn)
 
 
+@functools.cache
 def table(family: str = "host") -> dict[str, Op]:
     """All ops of a device family by name. The first call imports them (for "host", the compiler: about half a second).
 
