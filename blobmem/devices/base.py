@@ -110,6 +110,7 @@ class Device(ABC):
     def __init__(self) -> None:
         self.statistics = Statistics()
         self.of_thread = threading.local()
+        self._lock = threading.Lock()  # held during calls that a finalizer must not enter
         self._postponed: deque[Callable[[], None]] = deque()
 
     @abstractmethod
@@ -206,7 +207,9 @@ class Device(ABC):
         For finalizers: the garbage collector may run one in the middle of a device call, which it must not enter.
         """
         self._postponed.append(call)
-        self._run_postponed()
+        if self._lock.acquire(blocking=False):  # if not, this thread may be the holder: its next call will do it
+            self._lock.release()
+            self._run_postponed()
 
     def _run_postponed(self) -> None:
         while self._postponed:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -80,7 +79,6 @@ class SimulatedDevice(Device):
         self.capacity = 1 << 46 if capacity is None else capacity
         self.compute = compute
         self.fail_at = fail_at
-        self._lock = threading.Lock()
         self._calls: Counter[str] = Counter()
         self._allocations: dict[int, _Allocation] = {}
         self._addresses: list[int] = []
@@ -284,12 +282,6 @@ class SimulatedDevice(Device):
         with self._lock:
             held = [(allocation.label, allocation.nbytes) for allocation in self._allocations.values()]
         return sorted(held, key=lambda holder: -holder[1])
-
-    def when_idle(self, call: Callable[[], None]) -> None:
-        self._postponed.append(call)
-        if self._lock.acquire(blocking=False):  # if not, this thread may be the holder: its next call will do it
-            self._lock.release()
-            self._run_postponed()
 
     def _begin(self) -> None:
         if self._postponed:

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-
-
-class Computing(Protocol):
-    """What an array asks of the device that it is on. Everything is queued on the calling thread's compute stream."""
-
-    def copy_bytes(self, target: int, source: int, nbytes: int) -> None:
-        """Copy within the device; the ranges do not overlap."""
-
-    def set_bytes(self, target: int, value: int, nbytes: int) -> None:
-        """Set bytes to `value` (0 to 255)."""
-
-    def kernel(self, source: str, name: str, dtype: np.dtype) -> Any:
-        """The kernel of that name in the source file, for `T` = dtype: called with grid, block and arguments."""
-
-    def library(self, name: str, make: Callable[[Any], Any]) -> Any:
-        """What stands for a library ("cublas", "cudnn") on this device and in this thread; `make(device)` made it."""
 
 
 class CudaArray:

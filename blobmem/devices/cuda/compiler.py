@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from blobmem.devices.cuda import sources
-from blobmem.errors import DeviceError
+from blobmem.errors import DeviceError, NetError
+from blobmem.proto.files import write_atomic
 
 
 def cache_folder() -> Path:
@@ -56,18 +56,15 @@ def compile_source(source: str, dtype: np.dtype, architecture: str) -> bytes:
         raise DeviceError(
             f"kernels '{source}' do not compile for {architecture} with NVRTC {version}: {error}"
         ) from error
-    write_atomically(path, code)
+    keep(path, code)
     return code
 
 
-def write_atomically(path: Path, content: bytes) -> bool:
-    """Write a whole file or none; whether it could be written (a cache is only a cache)."""
+def keep(path: Path, content: bytes) -> bool:
+    """Write a file of the cache, whole or not at all; whether it could be written (a cache is only a cache)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    except OSError:
+        write_atomic(path, content)
+    except (OSError, NetError):
         return False
     return True

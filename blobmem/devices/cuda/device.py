@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -60,9 +59,7 @@ class CudaDevice(Device):
         self.model = self.context.name
         self.faults = self.context.faults
         self._space = make_space(ordinal, self.context.bind, red_zones)
-        self._lock = threading.Lock()
         self._held: dict[int, tuple[int, str]] = {}
-        self._local = threading.local()
         self.last_uses: dict[int, Event] = {}  # of arrays that links send to, by address
 
     @property
@@ -287,9 +284,9 @@ class CudaDevice(Device):
 
     def _table(self) -> dict[Any, Any]:
         try:
-            table: dict[Any, Any] = self._local.table
+            table: dict[Any, Any] = self.of_thread.table
         except AttributeError:
-            table = self._local.table = {}
+            table = self.of_thread.table = {}
         return table
 
     # Streams
@@ -331,12 +328,6 @@ class CudaDevice(Device):
         """Bytes of the card's memory in use that are not ours: other processes, CUDA's context, its libraries."""
         free, total = self.context.memory_info()
         return total - free - self.physical_bytes
-
-    def when_idle(self, call: Callable[[], None]) -> None:
-        self._postponed.append(call)
-        if self._lock.acquire(blocking=False):  # if not, this thread may be the holder: its next call will do it
-            self._lock.release()
-            self._run_postponed()
 
     def _others(self) -> str:
         limit = "" if self.limit is None else f", limited to {readable_bytes(self.limit)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blobmem.devices.cuda.device import CudaDevice
 from blobmem.devices.simulated import SimulatedDevice
 
 
@@ -23,7 +24,4 @@ class PredictedCuda(SimulatedDevice):
         self.model, self.math, self.deterministic = model, math, deterministic
         self.uncertain = False
 
-    @property
-    def channels_last(self) -> bool | None:
-        """As `CudaDevice.channels_last`."""
-        return True if self.math == "tf32" else None
+    channels_last = CudaDevice.channels_last

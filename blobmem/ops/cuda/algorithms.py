@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from blobmem.devices.cuda.compiler import cache_folder, write_atomically
+from blobmem.devices.cuda.compiler import cache_folder, keep
 from blobmem.errors import DeviceError
 
 _fcntl: Any
@@ -240,7 +240,7 @@ def read(path: Path) -> dict[str, Choice]:
 def write(path: Path, choices: dict[str, Choice]) -> bool:
     """Write a whole file or none; whether it could be."""
     lines = (f"{json.dumps(text)}: {json.dumps(choices[text]._asdict())}" for text in sorted(choices))
-    return write_atomically(path, ('{"choices": {\n' + ",\n".join(lines) + "\n}}\n").encode())
+    return keep(path, ('{"choices": {\n' + ",\n".join(lines) + "\n}}\n").encode())
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from pool_windows import window_of
 
 from blobmem.ops.host import pool
 from blobmem.ops.host.random import draws_at
@@ -20,13 +21,7 @@ WINDOWS = {
 
 @pytest.fixture(params=WINDOWS.values(), ids=WINDOWS.keys())
 def window(request):
-    """Plane, its pooled size, and the op's attributes."""
-    plane, kernel, stride, pad = request.param
-    out = []
-    for size, k, s, p in zip(plane, kernel, stride, pad, strict=True):
-        n = -(-(size + 2 * p - k) // s) + 1
-        out.append(n - 1 if p and (n - 1) * s >= size + p else n)
-    return plane, tuple(out), {"kernel": kernel, "stride": stride, "pad": pad}
+    return window_of(*request.param)
 
 
 @pytest.fixture
