@@ -188,6 +188,9 @@ class EmulatedCuda(SimulatedDevice):
             return CublasStandIn(self)
         return None
 
+    def alone(self):
+        return contextlib.nullcontext()
+
     @contextlib.contextmanager
     def scratch(self, nbytes):
         address = self.allocate(nbytes, "scratch")

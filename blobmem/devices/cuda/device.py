@@ -100,6 +100,7 @@ class CudaDevice(Device):
 
     def _take(self, nbytes: int, call: Callable[[], int]) -> int:
         """What `call` gives, with so many more bytes held; 0 where there is no room."""
+        self.context.bind()
         statistics = self.statistics
         if self.limit is not None and statistics.bytes_held + nbytes > self.limit:
             return 0

@@ -81,6 +81,10 @@ class Key(NamedTuple):
         words += [f"limit={self.limit}"] if self.limit != WORKSPACE_LIMIT else []
         return " ".join(words)
 
+    def part(self, parts: int) -> Key:
+        """The key of one of so many equal parts of the images."""
+        return self._replace(x=(self.x[0] // parts, *self.x[1:])) if parts > 1 else self
+
 
 class Candidate(NamedTuple):
     """A plan that could be chosen: its name, its place in the list, its workspace in bytes, and a call that runs it."""

@@ -26,16 +26,16 @@ from blobmem.ops.cuda.conv_direct import (
     direct_forward,
     take_channels_last,
 )
-from blobmem.ops.cuda.conv_plans import aligned, key_of, plan_ms, plan_of, workspace_bytes
+from blobmem.ops.cuda.conv_plans import key_of, plan_ms, plan_of, room_of
 from blobmem.ops.cuda.cudnn import Plan
-from blobmem.ops.cuda.layout import narrow_channels, to_channels_last, widen_channels
+from blobmem.ops.cuda.layout import aligned, narrow_channels, to_channels_last, widen_channels
 from blobmem.ops.registry import ArraySpec, op
 
 Shape = tuple[int, ...]
 
 
 def _forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any, **window: Any) -> int:
-    if wide := _wide(x, w, window):
+    if wide := _wide(x, w, window, device):
         return wide.workspace_bytes(_forward_direction(b), device, window)
     return _plan_bytes(key_of(_forward_direction(b), device, x, w, **window), device, w)
 
@@ -46,17 +46,18 @@ def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> i
 
 def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, **window: Any) -> int:
     """For plans, which cannot add to what is there, dw comes first."""
-    if wide := _wide(x, dw, window):
+    if wide := _wide(x, dw, window, device):
         return wide.workspace_bytes("weights", device, window)
     return _plan_bytes(key_of("weights", device, x, dw, **window), device, dw, accumulate)
 
 
 def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False) -> int:
     """What a plan takes, behind weights in its order if that is another one, or if they are wanted `apart`."""
-    nbytes = workspace_bytes(key, device)
-    if nbytes is None:
+    room = room_of(key, device)
+    if room is None:
         return 0
-    return nbytes + (aligned(w.nbytes) if apart or _turns(w, key.layout) else 0)
+    apart = apart or (key.direction == "weights" and room.parts > 1)
+    return room.nbytes + (aligned(w.nbytes) if apart or _turns(w, key.layout) else 0)
 
 
 def _turns(w: ArraySpec | CudaArray, layout: str) -> bool:
@@ -73,7 +74,7 @@ def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], d
         direction, x, w = "data", specs[2], specs[1]
     else:
         direction, x, w = "weights", specs[0], specs[2]
-    if direction != "data" and (wide := _wide(x, w, window)):
+    if direction != "data" and (wide := _wide(x, w, window, device)):
         x, w = wide.x, wide.w
     return plan_ms(key_of(direction, device, x, w, **window), device)
 
@@ -100,16 +101,21 @@ def _turned(w: CudaArray, ws: CudaArray | None, layout: str) -> tuple[CudaArray,
 
 
 def _run(plan: Plan, arrays: tuple[CudaArray, ...], ws: CudaArray | None, offset: int = 0) -> None:
-    """Queue a plan with its workspace from `offset` on."""
+    """Queue all parts of a plan with its workspace from `offset` on."""
+    for part in range(plan.parts):
+        _run_part(plan, part, arrays, ws, offset)
+
+
+def _run_part(plan: Plan, part: int, arrays: tuple[CudaArray, ...], ws: CudaArray | None, offset: int) -> None:
     if plan.workspace and (ws is None or ws.nbytes < offset + plan.workspace):
         held = 0 if ws is None else ws.nbytes
         raise DeviceError(f"a convolution needs {offset + plan.workspace} bytes of workspace but was given {held}")
-    plan.run([array.address for array in arrays], 0 if ws is None else ws.address + offset)
+    plan.run([array.address for array in arrays], 0 if ws is None else ws.address + offset, part)
 
 
 def _forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
              window: dict[str, Any]) -> None:  # fmt: skip
-    if (wide := _wide(x, w, window)) and wide.forward(x, w, b, y, ws, window):
+    if (wide := _wide(x, w, window, x.device)) and wide.forward(x, w, b, y, ws, window):
         return
     plan = plan_of(key_of(_forward_direction(b), x.device, x, w, **window), x.device)
     if plan is None:
@@ -139,19 +145,22 @@ def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArr
 
 def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
                       window: dict[str, Any]) -> None:  # fmt: skip
-    if (wide := _wide(x, dw, window)) and wide.backward_weights(x, dy, dw, ws, accumulate, window):
+    if (wide := _wide(x, dw, window, x.device)) and wide.backward_weights(x, dy, dw, ws, accumulate, window):
         return
     plan = plan_of(key_of("weights", x.device, x, dw, **window), x.device)
     turns = _turns(dw, window["layout"])
     if plan is None:
         direct_backward_weights(x, dy, dw, accumulate=accumulate, **window)
-    elif turns or accumulate:
+    elif turns or accumulate or plan.parts > 1:
         fresh = _beside(dw, ws)
-        _run(plan, (x, fresh, dy), ws, aligned(dw.nbytes))
-        if turns:
-            take_channels_last(fresh, dw, accumulate=accumulate)
-        else:
-            add(fresh, dw)
+        for part in range(plan.parts):
+            adds = accumulate or part > 0
+            target = fresh if turns or adds else dw
+            _run_part(plan, part, (x, target, dy), ws, aligned(dw.nbytes))
+            if turns:
+                take_channels_last(fresh, dw, accumulate=adds)
+            elif adds:
+                add(fresh, dw)
     else:
         _run(plan, (x, dw, dy), ws)
 
@@ -170,8 +179,8 @@ class _Wide(NamedTuple):
         return plan_of(key_of(direction, device, self.x, self.w, **window), device)
 
     def workspace_bytes(self, direction: str, device: Any, window: dict[str, Any]) -> int:
-        nbytes = workspace_bytes(key_of(direction, device, self.x, self.w, **window), device)
-        return 0 if nbytes is None else self._places()[-1] + nbytes
+        room = room_of(key_of(direction, device, self.x, self.w, **window), device)
+        return 0 if room is None else self._places()[-1] + room.nbytes
 
     def _places(self) -> tuple[int, int, int, int]:
         """Where in ws the images, the weights and the wider weights begin, and where they end."""
@@ -213,16 +222,18 @@ class _Wide(NamedTuple):
             return False
         images, plain, wide = self._arrays(ws)
         widen_channels(x, images)
-        _run(plan, (images, wide, dy), ws, self._places()[-1])
-        narrow_channels(wide, plain)
-        take_channels_last(plain, dw, accumulate=accumulate)
+        for part in range(plan.parts):
+            _run_part(plan, part, (images, wide, dy), ws, self._places()[-1])
+            narrow_channels(wide, plain)
+            take_channels_last(plain, dw, accumulate=accumulate or part > 0)
         return True
 
 
-def _wide(x: Any, w: Any, window: dict[str, Any]) -> _Wide | None:
+def _wide(x: Any, w: Any, window: dict[str, Any], device: Any) -> _Wide | None:
     missing = -w.shape[1] % 4
     if (
         not missing
+        or device.math != "tf32"
         or len(x.shape) != 4
         or window.get("layout") != "NHWC"
         or window["group"] > 1

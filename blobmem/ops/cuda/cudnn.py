@@ -11,10 +11,13 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from blobmem.errors import DeviceError
 from blobmem.ops.cuda.algorithms import Key, Shape
 
 FUSED = "bias+"  # what the name of a plan that also adds the bias begins with
+_TIMES = "*"  # between the number of parts that the images are taken in, if several, and the rest of a plan's name
 
 MOST_AXES = 3  # spatial ones that cuDNN takes
 
@@ -82,7 +85,6 @@ class Cudnn:
         except self.errors:
             return
         graph.deselect_numeric_notes([getattr(self.module.numerical_note, name) for name in barred(key)])
-        graph.deselect_workspace_greater_than(key.limit)
         seen = set()
         for index in range(graph.get_execution_plan_count()):
             name = (FUSED if fused else "") + graph.get_plan_name_at_index(index)
@@ -92,9 +94,11 @@ class Cudnn:
 
     def build(self, key: Key, name: str) -> Plan | None:
         """The plan of that name for a key; None if there is no such plan or it cannot be built (any more)."""
-        for index, listed, graph in self.listed(key, name.startswith(FUSED)):
-            if listed == name and self.built(graph, index):
-                return Plan(self, graph, name.startswith(FUSED))
+        parts, whole = parts_of(name)
+        fused = whole.startswith(FUSED)
+        for index, listed, graph in self.listed(key.part(parts), fused):
+            if listed == whole and self.built(graph, index):
+                return Plan(self, graph, key, parts, fused)
         return None
 
     def built(self, graph: Any, index: int) -> bool:
@@ -106,19 +110,34 @@ class Cudnn:
         return True
 
 
+def in_parts(name: str, parts: int) -> str:
+    """The name of the plan that takes the images in so many parts, one after another in the same workspace."""
+    return f"{parts}{_TIMES}{name}" if parts > 1 else name
+
+
+def parts_of(name: str) -> tuple[int, str]:
+    """The number of parts in the name of a plan, and the name of what runs for each."""
+    parts, _, whole = name.rpartition(_TIMES)
+    return int(parts or 1), whole
+
+
 class Plan:
     """A plan that can be run.
 
     Attributes:
         workspace: bytes that it needs.
+        parts: how many parts it takes the images in; each is a run of its own.
         fused: whether it adds the bias, too.
     """
 
-    __slots__ = ("_cudnn", "_run", "fused", "workspace")
+    __slots__ = ("_cudnn", "_run", "_steps", "fused", "parts", "workspace")
 
-    def __init__(self, cudnn: Cudnn, graph: Any, fused: bool) -> None:
+    def __init__(self, cudnn: Cudnn, graph: Any, key: Key, parts: int, fused: bool) -> None:
         self._cudnn = cudnn
         self.fused = fused
+        self.parts = parts
+        part, width = key.part(parts), np.dtype(key.dtype).itemsize
+        self._steps = math.prod(part.x) * width, 0, math.prod(part.y) * width, 0
         self.workspace = int(graph.get_workspace_size())
         graph._prepare_variant_pack_template()
         order, expected = graph._get_variant_pack_uids_sorted(), [1, 2, 3, 4] if fused else [1, 2, 3]
@@ -126,11 +145,13 @@ class Plan:
             raise DeviceError(f"the cuDNN frontend orders a convolution's arrays {order}, expected was {expected}")
         self._run = graph._execute_with_ptrs
 
-    def run(self, addresses: list[int], workspace: int) -> None:
-        """Queue it, on addresses of x, w, y (and the bias if fused) and of the workspace, on the compute stream.
+    def run(self, addresses: list[int], workspace: int, part: int = 0) -> None:
+        """Queue a part, on addresses of x, w, y (and the bias if fused) and of the workspace, on the compute stream.
 
-        Raises DeviceError if cuDNN refuses.
+        A weights' gradient is that of the part. Raises DeviceError if cuDNN refuses.
         """
+        if part:
+            addresses = [start + part * step for start, step in zip(addresses, self._steps, strict=False)]
         try:
             self._run(addresses, workspace, self._cudnn.follow())
         except self._cudnn.errors as error:

@@ -16,6 +16,13 @@ _KERNELS = Kernels("layout")
 
 Shape = tuple[int, ...]
 
+_ALIGNMENT = 512  # bytes
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes up to where the next array in a workspace may begin."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
 
 def channels_first(shape: Shape, layout: str) -> Shape:
     """The shape (images, channels, spatial...) of an array in a layout. ValueError for "NHWC" without four axes."""

@@ -44,3 +44,42 @@ def test_it_waits_for_those_who_run():
         seen.append("run")
     thread.join(5)
     assert seen == ["run", "alone"]
+
+
+def test_two_in_the_middle_of_runs_become_alone_one_after_the_other():
+    turns, seen, both = Turns(), [], threading.Barrier(2)
+
+    def run(name):
+        with turns:
+            both.wait(5)
+            with turns.alone(), turns.alone():
+                seen.append(name)
+                with turns:
+                    seen.append(name)
+        with turns.alone():  # nothing of its own run is left
+            pass
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(seen) == ["a", "a", "b", "b"] and seen[0] == seen[1]
+
+
+def test_a_run_goes_on_after_it_was_alone():
+    turns, seen = Turns(), []
+
+    def measure():
+        with turns.alone():
+            seen.append("alone")
+
+    with turns:
+        with turns.alone():
+            pass
+        thread = threading.Thread(target=measure)
+        thread.start()
+        thread.join(0.05)
+        seen.append("run")
+    thread.join(5)
+    assert seen == ["run", "alone"]

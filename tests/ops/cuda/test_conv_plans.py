@@ -10,7 +10,7 @@ import pytest
 
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.errors import DeviceError, OutOfDeviceMemory
-from blobmem.ops.cuda import algorithms, conv_plans, cudnn
+from blobmem.ops.cuda import algorithms, conv_plans, conv_search, cudnn, layout
 from blobmem.ops.cuda.algorithms import Choice
 from blobmem.ops.cuda.layout import in_layout
 from blobmem.ops.registry import ArraySpec, table
@@ -23,11 +23,12 @@ SHAPES = {"x": (2, 3, 5, 6), "w": (4, 3, 3, 3), "b": (4,), "y": (2, 4, 5, 6)}
 
 
 class Graph:
-    """Plans by name: (workspace, notes, milliseconds); None for one that cannot be built."""
+    """Plans by name: (workspace, notes, milliseconds); None for one that cannot be built. The workspace is in bytes, or
+    a function of the number of images."""
 
     def __init__(self, device, key, fused, plans):
         self.device, self.key, self.fused, self.plans = device, key, fused, list(plans.items())
-        self.barred, self.limit, self.current = [], None, None
+        self.barred, self.current = [], None
 
     def validate(self):
         if not self.plans:
@@ -39,9 +40,6 @@ class Graph:
     def deselect_numeric_notes(self, notes):
         self.barred = notes
 
-    def deselect_workspace_greater_than(self, limit):
-        self.limit = limit
-
     def get_execution_plan_count(self):
         return len(self.plans)
 
@@ -50,12 +48,13 @@ class Graph:
 
     def build_plan_at_index(self, index):
         plan = self.plans[index][1]
-        if plan is None or set(plan[1]) & set(self.barred) or plan[0] > self.limit:
+        if plan is None or set(plan[1]) & set(self.barred):
             raise RuntimeError("cannot be built")
         self.current = index
 
     def get_workspace_size_plan_at_index(self, index):
-        return self.plans[index][1][0]
+        workspace = self.plans[index][1][0]
+        return workspace(self.key.x[0]) if callable(workspace) else workspace
 
     def get_workspace_size(self):
         return self.get_workspace_size_plan_at_index(self.current)
@@ -76,7 +75,7 @@ class Graph:
         direction = key.direction if self.fused else key.direction.removesuffix("+bias")
         with self.weights_in_order(arrays[1]) as w:
             arrays[1] = w
-            conv_plans.run_direct(key._replace(direction=direction), *arrays, *[None] * (4 - len(arrays)))
+            conv_search.run_direct(key._replace(direction=direction), *arrays, *[None] * (4 - len(arrays)))
         if nbytes := self.get_workspace_size():
             self.device.set_bytes(workspace, 0xFF, nbytes)
 
@@ -121,7 +120,8 @@ class Gpu(cuda_emulation.EmulatedCuda):
 
     def milliseconds(self, name):
         plans = {**self.plans, **{cudnn.FUSED + plan: value for plan, value in self.fused_plans.items()}}
-        return plans[name][2] if name in plans else 2.5
+        plan = plans.get(cudnn.parts_of(name)[1])
+        return plan[2] if plan is not None else 2.5
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def gpu(monkeypatch, tmp_path):
         device.measured.append(candidate.plan)
         return device.milliseconds(candidate.plan)
 
-    monkeypatch.setattr(conv_plans._Search, "measure", measure)
+    monkeypatch.setattr(conv_search.Search, "measure", measure)
     return device
 
 
@@ -220,7 +220,7 @@ def test_handles_are_used_again(gpu, monkeypatch):
 def test_scratch_is_given_back(gpu):
     key = conv_plans.key_of("data", gpu, *[ArraySpec(SHAPES[n], np.dtype("float32")) for n in "xw"], **WINDOW)
     held = gpu.statistics.bytes_held
-    assert conv_plans.workspace_bytes(key, gpu) == 0
+    assert conv_plans.room_of(key, gpu) == (0, 1)
     assert gpu.statistics.bytes_held == held and gpu.statistics.peak_bytes > held
 
 
@@ -229,7 +229,7 @@ def test_another_order_of_arrays_is_noticed(gpu):
     graph = Graph(gpu, key, True, gpu.plans)
     graph.current = 0
     with pytest.raises(DeviceError, match="orders"):
-        cudnn.Plan(gpu.library("cudnn", cudnn.Cudnn), graph, fused=False)
+        cudnn.Plan(gpu.library("cudnn", cudnn.Cudnn), graph, key, 1, fused=False)
 
 
 def test_no_room_to_search_is_an_error_and_chooses_nothing(gpu, rng):
@@ -263,6 +263,57 @@ def test_our_own_kernels_compete_for_depthwise_convolutions(gpu, rng):
     assert nbytes == 0 and gpu.measured == ["eng0", "direct"]
     table("cuda")["conv_forward"](at.x, at.w, at.b, at.y, ws=ws, **window)
     np.testing.assert_allclose(fetched(gpu, at, "y"), expected(at, gpu, **window), atol=1e-5)
+
+
+IMAGES = {"x": (6, 4, 5, 6), "w": (4, 4, 3, 3), "y": (6, 4, 5, 6)}
+
+
+def large_but_fast(gpu, fused=False):
+    """Plans of which the fastest needs more than the limit for more than two of six images."""
+    fast = {"fast": (lambda images: images * gpu.workspace_limit // 2, (), 1.0)}
+    gpu.plans = {"slow": (0, (), 2.0), "small": (0, ("NONDETERMINISTIC",), 3.0), **fast}
+    gpu.fused_plans = fast if fused else {}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+def test_images_are_taken_in_parts_where_all_need_too_much_workspace(gpu, rng, order, fused):
+    large_but_fast(gpu, fused)
+    gpu.workspace_limit = 4096
+    at = arrays(gpu, rng, **IMAGES)
+    chosen = "3*bias+fast" if fused else "3*fast"
+    if order == "NHWC":
+        got = run_last(gpu, at, "conv_forward", 4096 + 1024, "x", "w", "b", "y", **WINDOW)["y"]
+    else:
+        nbytes, ws = workspace(gpu, "conv_forward", at.x, at.w, at.b, at.y, **WINDOW)
+        assert nbytes == 4096
+        table("cuda")["conv_forward"](at.x, at.w, at.b, at.y, ws=ws, **WINDOW)
+        got = fetched(gpu, at, "y")
+    assert chosen in gpu.measured and {plan.parts for plan in gpu.made.plans.values()} == {3}
+    np.testing.assert_allclose(got, expected(at, gpu), atol=1e-5)
+    gpu.restart()
+    assert workspace(gpu, "conv_forward", at.x, at.w, None, at.y, **WINDOW)[0] == 4096
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+def test_gradients_of_parts_are_added_up(gpu, rng, order, accumulate):
+    large_but_fast(gpu)
+    gpu.workspace_limit = 4096
+    at = arrays(gpu, rng, **IMAGES)
+    theirs = at.w_values.copy()
+    table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **WINDOW)
+    if order == "NHWC":
+        run_last(gpu, at, "conv_backward_weights", 4096 + 1024, "x", "y", "w", accumulate=accumulate, **WINDOW)
+    else:
+        nbytes, ws = workspace(gpu, "conv_backward_weights", at.x, at.y, at.w, accumulate=accumulate, **WINDOW)
+        assert nbytes == 4096 + 1024
+        table("cuda")["conv_backward_weights"](at.x, at.y, at.w, ws=ws, accumulate=accumulate, **WINDOW)
+    assert gpu.measured == ["slow", "small", "3*fast"]
+    np.testing.assert_allclose(fetched(gpu, at, "w"), theirs, atol=1e-4)
+    gpu.restart()
+    gpu.predicts = True
+    assert workspace(gpu, "conv_backward_weights", at.x, at.y, at.w, accumulate=accumulate, **WINDOW)[0] == 4096 + 1024
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -300,18 +351,18 @@ def run_last(gpu, at, name, wanted, *names, **attributes):
     return results
 
 
-@pytest.mark.parametrize("channels", [4, 3])
+@pytest.mark.parametrize("channels, math", [(4, "fp32"), (3, "tf32"), (3, "fp32")])
 @pytest.mark.parametrize("kernel", [3, 1])
 @pytest.mark.parametrize("fused", [False, True])
-def test_channels_last_turns_weights_over_in_the_workspace(gpu, rng, kernel, channels, fused):
+def test_channels_last_turns_weights_over_in_the_workspace(gpu, rng, kernel, channels, math, fused):
+    gpu.math = math
     gpu.plans, gpu.fused_plans = {"eng0": (256, (), 1.0)}, {"eng0": (256, (), 0.5)} if fused else {}
     at = arrays(gpu, rng, x=(2, channels, 5, 6), w=(4, channels, kernel, kernel))
     window = {**WINDOW, "pad": (kernel // 2,) * 2}
-    turned = conv_plans.aligned(at.w_values.nbytes) if kernel > 1 else 0
-    # images and weights get channels of zeros, up to 4
-    wide = (
-        0 if channels == 4 else sum(map(conv_plans.aligned, (2 * 5 * 6 * 16, at.w_values.nbytes, 4 * kernel**2 * 16)))
-    )
+    turned = layout.aligned(at.w_values.nbytes) if kernel > 1 else 0
+    wide = 0
+    if math == "tf32":  # images and weights get channels of zeros, up to 4
+        wide = sum(map(layout.aligned, (2 * 5 * 6 * 16, at.w_values.nbytes, 4 * kernel**2 * 16)))
     got = run_last(gpu, at, "conv_forward", 256 + (wide or turned), "x", "w", "b", "y", **window)
     np.testing.assert_allclose(got["y"], expected(at, gpu, **window), atol=1e-5)
     np.testing.assert_array_equal(got["w"], at.w_values)
@@ -324,7 +375,7 @@ def test_channels_last_turns_weights_over_in_the_workspace(gpu, rng, kernel, cha
         theirs = at.w_values.copy()
         gpu.memcpy_htod(at.w_address, theirs)
         table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **window)
-        apart = conv_plans.aligned(at.w_values.nbytes) if turned or accumulate else 0
+        apart = layout.aligned(at.w_values.nbytes) if turned or accumulate else 0
         nbytes = 256 + (wide or apart)
         got = run_last(gpu, at, "conv_backward_weights", nbytes, "x", "y", "w", accumulate=accumulate, **window)
         np.testing.assert_allclose(got["w"], theirs, atol=1e-4)

@@ -1,0 +1,170 @@
+"""The search for the plan that runs a convolution fastest: all are built, then each is timed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.devices.cuda.context import bindings, check
+from blobmem.errors import DeviceError
+from blobmem.ops.cuda.algorithms import DIRECT, Candidate, Key
+from blobmem.ops.cuda.conv_direct import (
+    add,
+    add_bias,
+    direct_backward_data,
+    direct_backward_weights,
+    direct_forward,
+    noise,
+)
+from blobmem.ops.cuda.cudnn import FUSED, Cudnn, in_parts
+from blobmem.ops.cuda.layout import aligned, in_layout
+
+_COLD = 64 << 20  # bytes that are written before each timed run: more than an H200 caches
+_RUNS = 5
+_MOST = 16  # plans of a graph, best guesses of cuDNN first: building all of them takes seconds, and none later was best
+_HOPELESS = 1.5  # times the best so far is not worth more runs
+
+
+class _Built(NamedTuple):
+    """A plan that was built, in its graph for one of `parts` parts of the images."""
+
+    graph: Any
+    place: int
+    name: str
+    workspace: int
+    parts: int
+
+
+class Search:
+    """Times every plan for a key, on random numbers in scratch memory.
+
+    Building plans takes longer than timing them, so that is done beforehand, when other threads and processes may be at
+    work.
+
+    Attributes:
+        arrays: x, w, y, the bias and, for weights, room for the gradient of a part, once a candidate has been asked
+            for; x and y in the key's layout.
+    """
+
+    def __init__(self, key: Key, device: Any, cudnn: Cudnn) -> None:
+        self.key, self.device, self.cudnn = key, device, cudnn
+        self.arrays: list[CudaArray] = []
+        self._cold: CudaArray
+        self._best = math.inf
+        self._listed: list[_Built] = []
+        for fused in (True, False) if key.direction == "forward+bias" else (False,):
+            self._listed += self._built(fused)
+
+    def candidates(self) -> Generator[Candidate, None, None]:
+        """The plans, each ready to run while the next has not been asked for."""
+        key, listed = self.key, self._listed
+        most = max((built.workspace for built in listed), default=0)
+        dtype = np.dtype(key.dtype)
+        shapes = [in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],)]
+        shapes += [key.w] if key.direction == "weights" else []
+        sizes = [aligned(math.prod(shape) * dtype.itemsize) for shape in shapes]
+        with self.device.scratch(sum(sizes) + max(aligned(most), _COLD)) as address:
+            starts = [address + sum(sizes[:i]) for i in range(len(sizes) + 1)]
+            self.arrays = [CudaArray(at, shape, dtype, self.device) for at, shape in zip(starts, shapes, strict=False)]
+            self._cold = CudaArray(starts[-1], (_COLD // dtype.itemsize,), dtype, self.device)
+            for seed, array in enumerate(self.arrays):
+                noise(array, seed)
+            for number, built in enumerate(listed):
+                name = in_parts(built.name, built.parts)
+                yield Candidate(name, number, built.workspace, self._runner(built))
+            if not listed or (key.group > 1 and key.w[1] == 1):
+                yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, *self.arrays[:4]))
+
+    def _built(self, fused: bool) -> Iterator[_Built]:
+        """The plans that can be built; those that want too large a workspace with the images in parts."""
+        found, large = 0, {}
+        for index, name, graph in self.cudnn.listed(self.key, fused):
+            if found < _MOST and self.cudnn.built(graph, index):
+                workspace = int(graph.get_workspace_size_plan_at_index(index))
+                found += 1
+                if workspace <= self.key.limit:
+                    yield _Built(graph, index, name, workspace, 1)
+                else:
+                    large[name] = workspace
+        for parts in range(2, self.key.x[0] + 1):
+            names = {name for name, workspace in large.items() if workspace <= self.key.limit * parts}
+            if names and self.key.x[0] % parts == 0:
+                for index, name, graph in self.cudnn.listed(self.key.part(parts), fused):
+                    if name in names and self.cudnn.built(graph, index):
+                        workspace = int(graph.get_workspace_size_plan_at_index(index))
+                        if workspace <= self.key.limit:
+                            del large[name]
+                            yield _Built(graph, index, name, workspace, parts)
+
+    def _runner(self, built: _Built) -> Callable[[], None]:
+        """Runs a plan as the op would, the bias and the sum of the parts included."""
+        key, follow = self.key, self.cudnn.follow
+        x, w, y, b = self.arrays[:4]
+        fresh = self.arrays[-1]
+        fused = built.name.startswith(FUSED)
+        biased = key.direction == "forward+bias" and not fused
+
+        def run() -> None:
+            for part in range(built.parts):
+                adds = part > 0 and key.direction == "weights"
+                addresses = {
+                    1: x.address + part * (x.nbytes // built.parts),
+                    2: (fresh if adds else w).address,
+                    3: y.address + part * (y.nbytes // built.parts),
+                }
+                if fused:
+                    addresses[4] = b.address
+                built.graph.execute_plan_at_index(addresses, self._cold.address, built.place, handle=follow())
+                if adds:
+                    add(fresh, w)
+            if biased:
+                add_bias(b, y, key.layout)
+
+        return run
+
+    def measure(self, candidate: Candidate) -> float | None:
+        """Milliseconds, the median of a few runs that each find the card's cache cold; None if it cannot run."""
+        try:
+            candidate.run()
+        except (*self.cudnn.errors, DeviceError):
+            return None
+        self.device.synchronize()
+        times: list[float] = []
+        while len(times) < _RUNS and (not times or times[0] < _HOPELESS * self._best):
+            times.append(self._time(candidate))
+        median = statistics.median(times)
+        self._best = min(self._best, median)
+        return median
+
+    def _time(self, candidate: Candidate) -> float:
+        driver, stream = bindings(), self.device.compute_stream().native
+        start, stop = (check(driver.cuEventCreate(0), "cuEventCreate") for _ in range(2))
+        # while the device is at this the host gets ahead of it, so that short kernels are not timed by their launches
+        for seed in range(2):
+            noise(self._cold, seed)
+        check(driver.cuEventRecord(start, stream), "cuEventRecord")
+        candidate.run()
+        check(driver.cuEventRecord(stop, stream), "cuEventRecord")
+        check(driver.cuEventSynchronize(stop), "cuEventSynchronize")
+        elapsed = float(check(driver.cuEventElapsedTime(start, stop), "cuEventElapsedTime"))
+        for event in (start, stop):
+            check(driver.cuEventDestroy(event), "cuEventDestroy")
+        return elapsed
+
+
+def run_direct(key: Key, x: CudaArray, w: CudaArray, y: CudaArray, b: CudaArray) -> None:
+    """Our own kernel for a key, which writes whichever of the arrays is its result; x and y are in its layout."""
+    window: dict[str, Any] = {
+        "stride": key.stride, "pad": key.pad, "dilation": key.dilation, "group": key.group, "layout": key.layout,
+    }  # fmt: skip
+    if key.direction == "data":
+        direct_backward_data(y, w, None, x, **window)
+    elif key.direction == "weights":
+        direct_backward_weights(x, y, w, accumulate=False, **window)
+    else:
+        direct_forward(x, w, b if key.direction == "forward+bias" else None, y, **window)
