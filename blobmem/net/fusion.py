@@ -1,7 +1,8 @@
 """A pass over a schedule's calls: runs of them that one op of the device does with fewer passes over memory.
 
 A fused op leaves in every array what the calls would have left, to rounding, so that a pass over part of the net, which
-runs the calls one by one, goes on from it.
+runs the calls one by one, goes on from it. Some ops take the operands of many of their own calls, and fuse under their
+own names.
 """
 
 from __future__ import annotations
@@ -184,7 +185,41 @@ def _sum_backward(calls: Sequence[Call], at: int) -> Group | None:
     return Group(at + 3, _fused(first, "sum_relu_backward", y, both, da, db, slope=slope))
 
 
+# -------------------------------------------------------------------- what solvers do to many parameters
+
+
+def _updates(calls: Sequence[Call], at: int) -> Group | None:
+    """Updates of parameters that share no arrays, with the same attributes."""
+    first, places, stop = calls[at], set[Any](), at
+    while _is(calls, stop, str(first.op)):
+        call = calls[stop]
+        mine = {_place(operand) for operand in call.operands}
+        if call.attributes != first.attributes or _dtypes(call) != _dtypes(first) or mine & places:
+            break
+        places |= mine
+        stop += 1
+    operands = [operand for call in calls[at:stop] for operand in call.operands]
+    return Group(stop, _fused(first, str(first.op), *operands, **first.attributes)) if stop > at + 1 else None
+
+
+def _sums_of_squares(calls: Sequence[Call], at: int) -> Group | None:
+    """Sums added to one number."""
+    first, stop = calls[at], at
+    out = first.operands[-1]
+    while _is(calls, stop, "sumsq") and _same(calls[stop].operands[-1], out) and _dtypes(calls[stop]) == _dtypes(first):
+        stop += 1
+    diffs = [operand for call in calls[at:stop] for operand in call.operands[:-1]]
+    return Group(stop, _fused(first, "sumsq", *diffs, out)) if stop > at + 1 else None
+
+
+def _dtypes(call: Call) -> list[Any]:
+    return [operand.blob.dtype for operand in call.present()]
+
+
+_UPDATES = ("sgd_update", "nesterov_update", "adagrad_update", "rmsprop_update", "adadelta_update", "adam_update")
 _MATCHES = {
+    **dict.fromkeys(_UPDATES, (_updates,)),
+    "sumsq": (_sums_of_squares,),
     "batch_norm_forward": (_normalize_forward,),
     "batch_norm_inference": (_normalize_forward,),
     "relu_backward": (_normalize_backward, _sum_backward),

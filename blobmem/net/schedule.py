@@ -30,6 +30,7 @@ class Need(NamedTuple):
     nbytes: int
 
 
+_DEVICE = Side.DEVICE  # found faster so: `secure` looks at hundreds of memories in every pass
 _LITTLE = 1 << 30  # bytes on the host that are had without asking
 
 
@@ -42,7 +43,7 @@ def secure(needs: Iterable[Need]) -> None:
     on_host: list[tuple[str, int]] = []
     try:
         for memory, side, nbytes in needs:
-            before = memory.gpu_capacity if side is Side.DEVICE else memory.cpu_capacity
+            before = memory.gpu_capacity if side is _DEVICE else memory.cpu_capacity
             if nbytes > before:
                 if side is Side.HOST and memory.device.compute:
                     on_host.append((memory.name, nbytes - before))
@@ -79,18 +80,19 @@ class _Bound:
     That stays good while the operand's view, the stream, and the epoch of what keeps the bytes (`keeper`) are the same.
     """
 
-    __slots__ = ("array", "dtype", "epoch", "keeper", "operand", "shape")
+    __slots__ = ("array", "dtype", "epoch", "keeper", "operand", "shape", "view")
 
     def __init__(self, operand: Operand) -> None:
         self.operand = operand
         self.shape = operand.op_shape
         self.dtype = operand.blob.dtype
+        self.view: Any = None  # the operand's, which `_Step` keeps up to date
         self.keeper: Any = None
         self.array: Any = None
         self.epoch = -1
 
     def resolve(self, side: Side, device: Device, intent: Intent, stream: Stream | None) -> None:
-        view = self.operand.view
+        view = self.view
         memory = view.memory
         address = memory.access(side, view.offset, view.nbytes, intent, stream)
         if side is Side.HOST:
@@ -116,7 +118,7 @@ class _BoundLast(_Bound):
     __slots__ = ()
 
     def resolve(self, side: Side, device: Device, intent: Intent, stream: Stream | None) -> None:
-        view = self.operand.view
+        view = self.view
         reordered = reordered_of(view.memory)
         assert self.operand.form is not None
         address = reordered.access(view, self.operand.form, intent, stream)
@@ -247,6 +249,9 @@ class _Step:
         """Access what the call uses, except where that would change nothing."""
         now, news = moves(), False
         known = now == self.moves and stream is self.stream and not memory_package.debug
+        if not known:
+            for bound in self.order:
+                bound.view = bound.operand.view
         for bound in self.order:
             if not known or bound.keeper.epoch != bound.epoch:
                 operand = bound.operand
@@ -326,6 +331,7 @@ class Schedule:
         self._programs: dict[tuple[int, int | None], list[_Step]] = {}
         self._needs: list[Need] = []
         self._views: list[View] | None = None
+        self._moves = -1  # when these were found
 
     def span(self, layers: range) -> tuple[int, int]:
         """Positions [start, stop) of the calls of these layers, which stand together."""
@@ -370,14 +376,26 @@ class Schedule:
 
     def all_needs(self) -> list[Need]:
         """`needs` of the whole schedule, worked out anew only after a blob has moved to another memory."""
-        views = [operand.view for call in self.calls for operand in call.present()]
-        if views != self._views:
-            self._needs, self._views = self.blob_needs(), views
+        now = moves()
+        if now != self._moves:
+            views = [operand.view for call in self.calls for operand in call.present()]
+            if views != self._views:
+                self._needs, self._views = self.blob_needs(), views
+            self._moves = now
         return self._needs + self.scratch_need(self.scratch_bytes())
 
-    def set_attributes(self, index: int, attributes: dict[str, Any]) -> None:
-        """The attributes that call `index` runs with from now on. Its workspace must not depend on them."""
-        self._steps[index].attributes.update(attributes)
+    def set_attributes(self, calls: range, attributes: dict[str, Any]) -> None:
+        """The attributes that these calls run with from now on. Their workspace must not depend on them.
+
+        ValueError for a part of calls that were fused since they had the same ones.
+        """
+        for at, (stop, step) in self._fused.items():
+            if at < calls.stop and stop > calls.start:
+                if at < calls.start or stop > calls.stop:
+                    raise ValueError(f"calls {at} to {stop} run as one, so none of them has attributes of its own")
+                step.attributes.update(attributes)
+        for index in calls:
+            self._steps[index].attributes.update(attributes)
 
     def run(self, start: int = 0, stop: int | None = None) -> None:
         """Run the calls; what they need should have been secured."""

@@ -18,7 +18,7 @@ from blobmem.memory.blob import Blob
 from blobmem.net import Net
 from blobmem.net.build import LearnableParam
 from blobmem.net.schedule import Need, Schedule, secure
-from blobmem.ops.call import call, overwrite, read_diff, write
+from blobmem.ops.call import Call, call, overwrite, read_diff, write
 from blobmem.solvers.policy import LearningRate
 from blobmem.solvers.state import Slot, Slots
 
@@ -70,7 +70,7 @@ class Updater:
         """Raise `error` for a field that the type cannot work with."""
 
     def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
-        """The op's keywords for a parameter; here those that all updates have.
+        """The op's keywords for a parameter; here those that all updates have. The same for the same multipliers.
 
         Args:
             rate: the iteration's learning rate, before the parameter's lr_mult.
@@ -118,11 +118,19 @@ class Updater:
             for entry, history in zip(self.net.learnable, self.history, strict=True)
             if entry.lr_mult != 0 or not all(is_untouched(blob) for blob in history)
         ]
-        calls = [
-            call(self.op, read_diff(entry.blob), write(entry.blob), *map(write, history),
-                 **self.attributes(entry, 0.0, 1.0, 0))
-            for entry, history in self._entries
-        ]  # fmt: skip
+        # parameters with the same multipliers stand together: their attributes are the same in all iterations
+        alike: dict[Any, list[tuple[LearnableParam, list[Blob]]]] = {}
+        for entry, history in self._entries:
+            key = tuple(self.attributes(entry, 1.0, 1.0, 0).items())
+            alike.setdefault(key, []).append((entry, history))
+        calls: list[Call] = []
+        self._alike: list[tuple[LearnableParam, range]] = []
+        for key, same in alike.items():
+            self._alike.append((same[0][0], range(len(calls), len(calls) + len(same))))
+            calls += [
+                call(self.op, read_diff(entry.blob), write(entry.blob), *map(write, history), **dict(key))
+                for entry, history in same
+            ]
         self._schedule = Schedule(calls, self.device)
         if self.param.clip_gradients >= 0 and self._norm is None:
             self._norm = _Norm(self.net)
@@ -146,8 +154,8 @@ class Updater:
         secure(self.needs())
         scale = self._clip() / self.param.iter_size
         rate = self.rate.advance(iteration)
-        for index, (entry, _) in enumerate(self._entries):
-            self._schedule.set_attributes(index, self.attributes(entry, rate, scale, iteration))
+        for entry, calls in self._alike:
+            self._schedule.set_attributes(calls, self.attributes(entry, rate, scale, iteration))
         self._schedule.run()
         return rate
 

@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+from cuda_devices import EMULATED, EXACT_GPU
+from cuda_emulation import EmulatedCuda
 from update_formulas import HISTORIES, OPTIONS, corrected, fields, step
 
 from blobmem.devices import HOST, SimulatedDevice
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.memory import Side
-from blobmem.net import Net
+from blobmem.memory.blob import Blob
+from blobmem.net import Net, schedule
 from blobmem.solvers import SGD, AdaDelta, AdaGrad, Adam, Nesterov, RMSProp, updater_for
 from blobmem.solvers.update import is_untouched
 
@@ -28,15 +31,16 @@ layer { name: "loss" type: "EuclideanLoss" bottom: "z" bottom: "t" top: "loss" }
 FIELDS = 'base_lr: 0.1 lr_policy: "fixed"\n'
 
 
-def make(fields="", device=HOST, dtype=np.float32):
-    train = Net(NET, 0, device=device, seed=3, dtype=dtype)
+def make(fields="", device=HOST, dtype=np.float32, text=NET):
+    train = Net(text, 0, device=device, seed=3, dtype=dtype)
     return updater_for(FIELDS + fields, train), train
 
 
 def give_gradients(net, seed=0):
     rng = np.random.default_rng(seed)
     for entry in net.learnable:
-        entry.blob.diff[...] = rng.standard_normal(entry.blob.shape) if entry.layer == "a" else 0
+        learned = entry.layer == "a" or entry.lr_mult != 0
+        entry.blob.diff[...] = rng.standard_normal(entry.blob.shape) if learned else 0
     return {entry.blob.name: entry.blob.cpu_diff().astype(np.float64) for entry in net.learnable}
 
 
@@ -159,6 +163,86 @@ def test_a_frozen_parameter_stays_and_has_no_history(device, kind):
         np.testing.assert_array_equal(after[name], before[name])
     assert (after["a/0"] != before["a/0"]).all()
     assert all(is_untouched(blob) for blobs in updater.history[2:] for blob in blobs)
+
+
+# -------------------------------------------------------------------- one launch for many parameters
+
+
+@pytest.fixture(params=[EMULATED, EXACT_GPU])
+def cuda(request):
+    return request.param()
+
+
+def after(updater, net, runs=3):
+    for iteration in range(runs):
+        give_gradients(net, iteration)
+        updater.run(iteration)
+    return [blob.cpu_data().tobytes() for blob in [*(e.blob for e in net.learnable), *updater.state_blobs()]]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_parameters_together_come_out_as_each_by_itself(cuda, monkeypatch, kind, dtype):
+    options = fields(kind) + " weight_decay: 0.01 iter_size: 2"
+    text = NET.replace("lr_mult: 0", "lr_mult: 1")
+    together = make(options, cuda, dtype, text)
+    assert len(together[0]._schedule._program()) == 2  # one for each pair of multipliers
+    monkeypatch.setattr(schedule, "groups", lambda calls, ops: {})
+    apart = make(options, cuda, dtype, text)
+    assert len(apart[0]._schedule._program()) == 4
+    assert after(*together) == after(*apart)
+
+
+def test_launches_of_a_clipped_update():
+    device = EmulatedCuda()
+    updater, net = make("momentum: 0.9 clip_gradients: 0.1", device, text=NET.replace("lr_mult: 0", "lr_mult: 1"))
+    give_gradients(net)
+    updater.run(0)
+    give_gradients(net)
+    begun = len(device.launches)
+    updater.run(1)
+    assert device.launches[begun:] == ["sumsq", "add_parts", "sgd", "sgd"]
+
+
+def test_without_decay_the_decay_multiplier_does_not_matter(cuda):
+    updater, net = make("momentum: 0.9", cuda, text=NET.replace("lr_mult: 2", "lr_mult: 1"))
+    assert len(updater._schedule._program()) == 1
+    host, other = make("momentum: 0.9", HOST, text=NET.replace("lr_mult: 2", "lr_mult: 1"))
+    after(updater, net), after(host, other)
+    for name, expected in values(other).items():
+        np.testing.assert_allclose(values(net)[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_parameter_that_moves_is_followed(cuda):
+    text = NET.replace("lr_mult: 0", "lr_mult: 1")
+    updater, net = make("momentum: 0.9", cuda, text=text)
+    host, other = make("momentum: 0.9", HOST, text=text)
+    after(updater, net), after(host, other)
+    for place in (net, other):
+        blob = place.params["frozen"][0]
+        donor = Blob(blob.shape, device=place.device)
+        donor.data[...] = 1
+        blob.share_data(donor)
+    after(updater, net), after(host, other)
+    for name, expected in values(other).items():
+        np.testing.assert_allclose(values(net)[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_parameters_that_come_to_share_their_values_are_both_counted(cuda):
+    text = NET.replace("lr_mult: 0", "lr_mult: 1").replace("num_output: 5", "num_output: 2").replace("dim: 3", "dim: 2")
+    updater, net = make("momentum: 0.9", cuda, text=text)
+    host, other = make("momentum: 0.9", HOST, text=text)
+    for each in (net, other):
+        each.params["frozen"][0].share_data(each.params["a"][0])
+    after(updater, net), after(host, other)
+    for name, expected in values(other).items():
+        np.testing.assert_allclose(values(net)[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_calls_that_run_as_one_have_one_set_of_attributes():
+    updater, _ = make("", EmulatedCuda(), text=NET.replace("lr_mult: 0", "lr_mult: 1"))
+    with pytest.raises(ValueError, match="calls 0 to 3 run as one"):
+        updater._schedule.set_attributes(range(1, 2), {"rate": 1.0})
 
 
 # -------------------------------------------------------------------- history to files and back

@@ -20,17 +20,22 @@ DEFINES = {np.dtype(np.float32): [], np.dtype(np.float64): ["DOUBLE"]}
 """The macros to define, by the dtype of a net."""
 
 DIMS = 8  # of `Dims` in common.cuh
+TABLE = 500  # of `Table` in update.cu
 _ZEROS = (0,) * DIMS
 
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
-_FORMATS = {"i64": "q", "int": "i", "unsigned": "I", "float": "f", "double": "d", "Dims": f"{DIMS}q"}
+_FORMATS = {
+    "i64": "q", "int": "i", "unsigned": "I", "float": "f", "double": "d", "Dims": f"{DIMS}q",
+    "Table": f"0q{8 * TABLE}s",  # on an address that an i64 could have
+}  # fmt: skip
 
 
 class Signature:
     """What a kernel takes.
 
     Attributes:
-        types: a word for each parameter: "*" for a pointer, else one of i64, int, unsigned, float, double, T, Dims.
+        types: a word for each parameter: "*" for a pointer, else one of i64, int, unsigned, float, double, T, Dims,
+            Table.
     """
 
     __slots__ = ("_dims", "_pointers", "name", "types")
@@ -43,7 +48,7 @@ class Signature:
         self._dims = [place for place, word in enumerate(types) if word == "Dims"][::-1]
 
     def packer(self, dtype: np.dtype) -> struct.Struct:
-        """Packs a launch's arguments as the kernel finds them, Dims spelt out."""
+        """Packs a launch's arguments as the kernel finds them, Dims spelt out, a Table as bytes."""
         formats = {**_FORMATS, "*": "P", "T": "f" if dtype == np.float32 else "d"}
         return struct.Struct("".join(formats[word] for word in self.types))
 

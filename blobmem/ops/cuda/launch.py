@@ -23,8 +23,8 @@ class Kernels:
     def run(self, like: CudaArray, name: str, grid: int | tuple[int, ...], block: int, *arguments: Any) -> None:
         """Queue a kernel on the compute stream of `like`'s device, with T the dtype of `like`.
 
-        Arguments are arrays (None for a null pointer), numbers, and tuples of up to 8 integers for Dims. Nothing is
-        launched for an empty grid.
+        Arguments are arrays (None for a null pointer), numbers, and tuples of up to 8 integers for Dims, bytes for a
+        Table. Nothing is launched for an empty grid.
         """
         blocks = grid if isinstance(grid, tuple) else (grid, 1, 1)
         if 0 not in blocks:

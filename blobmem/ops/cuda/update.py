@@ -1,83 +1,135 @@
 """What solvers do to parameters.
 
 In every update g = scale * diff + decay * pull, where the pull is data itself for "L2" and its sign for "L1"; diff
-stays as it is. Each is one pass over its arrays.
+stays as it is. Each is one pass over its arrays. They take the arrays of any number of parameters, those of one, in the
+host op's order, after those of another, and have one launch for about a hundred parameters; every element comes out as
+from its parameter alone.
 """
 
 from __future__ import annotations
 
+import functools
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.devices.cuda.sources import TABLE
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.registry import op
 
 _KERNELS = Kernels("update")
-_PART = 16 * THREADS  # elements for a block of `sumsq`, at least
-_MOST_PARTS = 1024
+_CHUNK = 16 * THREADS  # elements for a block; of `sumsq`, a multiple of it
+_MOST_PARTS = 1024  # of `sumsq`, about: more where there are many arrays
 
 
-def _update(kernel: str, arrays: tuple[CudaArray, ...], regularization: str, *numbers: float) -> None:
-    """Run a kernel over all elements of arrays of one shape."""
-    _KERNELS.map(kernel, arrays, regularization == "L1", *numbers)
+class _Launch(NamedTuple):
+    """The blocks of a launch, and its table of so many entries."""
+
+    blocks: int
+    table: bytes
+    entries: int
+
+
+def _launches(width: int, arrays: Sequence[CudaArray], chunk: int = _CHUNK) -> list[_Launch]:
+    """What to launch for entries of `width` arrays of one size each."""
+    sizes = tuple([array.size for array in arrays[::width]])
+    return _tables(width, chunk, sizes, tuple([array.address for array in arrays]))
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(width: int, chunk: int, sizes: tuple[int, ...], addresses: tuple[int, ...]) -> list[_Launch]:
+    """See `_launches`. Entries of different launches may share arrays, those of one may not."""
+    entries = [(size, addresses[at * width : (at + 1) * width]) for at, size in enumerate(sizes) if size]
+    apart = len({address for _, group in entries for address in group}) == len(entries) * width
+    most = TABLE // (2 + width) if apart else 1
+    launches = []
+    for at in range(0, len(entries), most):
+        some = entries[at : at + most]
+        firsts = list(accumulate((-(-size // chunk) for size, _ in some), initial=0))
+        words = [*firsts[:-1], *(size for size, _ in some), *(address for _, group in some for address in group)]
+        launches.append(_Launch(firsts[-1], struct.pack(f"{len(words)}q", *words), len(some)))
+    return launches
+
+
+def _update(kernel: str, width: int, arrays: Sequence[CudaArray], regularization: str, *numbers: float) -> None:
+    """Run a kernel over all elements of the arrays, `width` for each parameter."""
+    for blocks, table, count in _launches(width, arrays):
+        _KERNELS.run(arrays[0], kernel, blocks, THREADS, table, count, _CHUNK, regularization == "L1", *numbers)
 
 
 @op(family="cuda")
-def sgd_update(diff: CudaArray, data: CudaArray, history: CudaArray, *, decay: float, regularization: str,
-               scale: float, rate: float, momentum: float) -> None:  # fmt: skip
+def sgd_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
+               momentum: float) -> None:  # fmt: skip
     """history = momentum * history + rate * g; data -= history."""
-    _update("sgd", (diff, data, history), regularization, decay, scale, rate, momentum)
+    _update("sgd", 3, arrays, regularization, decay, scale, rate, momentum)
 
 
 @op(family="cuda")
-def nesterov_update(diff: CudaArray, data: CudaArray, history: CudaArray, *, decay: float, regularization: str,
-                    scale: float, rate: float, momentum: float) -> None:  # fmt: skip
+def nesterov_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
+                    momentum: float) -> None:  # fmt: skip
     """As `sgd_update`, but data -= (1 + momentum) * history - momentum * old history (Nesterov 1983)."""
-    _update("nesterov", (diff, data, history), regularization, decay, scale, rate, momentum)
+    _update("nesterov", 3, arrays, regularization, decay, scale, rate, momentum)
 
 
 @op(family="cuda")
-def adagrad_update(diff: CudaArray, data: CudaArray, history: CudaArray, *, decay: float, regularization: str,
-                   scale: float, rate: float, delta: float) -> None:  # fmt: skip
+def adagrad_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
+                   delta: float) -> None:  # fmt: skip
     """history += g^2; data -= rate * g / (sqrt(history) + delta) (Duchi et al. 2011)."""
-    _update("adagrad", (diff, data, history), regularization, decay, scale, rate, delta)
+    _update("adagrad", 3, arrays, regularization, decay, scale, rate, delta)
 
 
 @op(family="cuda")
-def rmsprop_update(diff: CudaArray, data: CudaArray, history: CudaArray, *, decay: float, regularization: str,
-                   scale: float, rate: float, rms_decay: float, delta: float) -> None:  # fmt: skip
+def rmsprop_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
+                   rms_decay: float, delta: float) -> None:  # fmt: skip
     """history = rms_decay * history + (1 - rms_decay) * g^2; data -= rate * g / (sqrt(history) + delta) (Tieleman and
     Hinton 2012)."""
-    _update("rmsprop", (diff, data, history), regularization, decay, scale, rate, rms_decay, delta)
+    _update("rmsprop", 3, arrays, regularization, decay, scale, rate, rms_decay, delta)
 
 
 @op(family="cuda")
-def adadelta_update(diff: CudaArray, data: CudaArray, gradients: CudaArray, updates: CudaArray, *, decay: float,
-                    regularization: str, scale: float, rate: float, momentum: float, delta: float) -> None:  # fmt: skip
+def adadelta_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
+                    momentum: float, delta: float) -> None:  # fmt: skip
     """gradients = momentum * gradients + (1 - momentum) * g^2; u = g * sqrt((updates + delta) / (gradients + delta));
     updates = momentum * updates + (1 - momentum) * u^2; data -= rate * u (Zeiler 2012)."""
-    _update("adadelta", (diff, data, gradients, updates), regularization, decay, scale, rate, momentum, delta)
+    _update("adadelta", 4, arrays, regularization, decay, scale, rate, momentum, delta)
 
 
 @op(family="cuda")
-def adam_update(diff: CudaArray, data: CudaArray, first: CudaArray, second: CudaArray, *, decay: float,
-                regularization: str, scale: float, rate: float, momentum: float, momentum2: float,
-                delta: float) -> None:  # fmt: skip
+def adam_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
+                momentum: float, momentum2: float, delta: float) -> None:  # fmt: skip
     """first = momentum * first + (1 - momentum) * g; second = momentum2 * second + (1 - momentum2) * g^2;
     data -= rate * first / (sqrt(second) + delta) (Kingma and Ba 2015; the rate has the correction in it)."""
-    _update("adam", (diff, data, first, second), regularization, decay, scale, rate, momentum, momentum2, delta)
+    _update("adam", 4, arrays, regularization, decay, scale, rate, momentum, momentum2, delta)
 
 
-def _parts(size: int) -> int:
-    """Blocks of `sumsq`: by the size alone, so that every card adds up in the same order."""
-    return min(-(-size // _PART), _MOST_PARTS)
+def _chunk(arrays: Sequence[Any]) -> int:
+    """Elements for a block of `sumsq`: by the sizes alone, so that every card adds up in the same order."""
+    return _CHUNK * max(1, -(-sum(array.size for array in arrays) // (_CHUNK * _MOST_PARTS)))
 
 
-@op(family="cuda", workspace=lambda diff, out, **attributes: 8 * _parts(diff.size))
-def sumsq(diff: CudaArray, out: CudaArray, *, ws: CudaArray) -> None:
-    """out[0] += the sum of diff's squares, itself taken in double precision; out is float32 or float64."""
-    parts = _parts(diff.size)
+def _room(*specs: Any, **attributes: Any) -> int:
+    diffs = specs[:-1]
+    chunk = _chunk(diffs)
+    return 8 * sum(-(-diff.size // chunk) for diff in diffs)
+
+
+@op(family="cuda", workspace=_room)
+def sumsq(*arrays: CudaArray, ws: CudaArray) -> None:
+    """out[0] += the sum of the squares of all diffs, which come before it, itself taken in double precision; out is
+    float32 or float64."""
+    *diffs, out = arrays
     outs = (out, None) if out.dtype == np.float64 else (None, out)
-    _KERNELS.run(diff, "sumsq", parts, THREADS, diff, diff.size, ws, *outs)
-    if parts > 1:
-        _KERNELS.run(diff, "add_parts", 1, THREADS, ws, parts, *outs)
+    chunk = _chunk(diffs)
+    launches = _launches(1, diffs, chunk)
+    total = sum(launch.blocks for launch in launches)
+    done = 0
+    for blocks, table, count in launches:
+        parts = ws.address + 8 * done if total > 1 else None
+        _KERNELS.run(diffs[0], "sumsq", blocks, THREADS, table, count, chunk, parts, *outs)
+        done += blocks
+    if total > 1:
+        _KERNELS.run(diffs[0], "add_parts", 1, THREADS, ws, total, *outs)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from update_formulas import HISTORIES, OPTIONS
 
+from blobmem.ops.cuda import update
 from blobmem.ops.registry import table
 
 COMMON = {"rate": 0.1, "decay": 0.05, "scale": 0.25}
@@ -27,6 +28,81 @@ def test_update(cuda, rng, kind, regularization, shape, dtype):
     np.testing.assert_array_equal(got[0], diff)
 
 
+def parameters(rng, kind, sizes, dtype):
+    """The arrays of parameters of these sizes, for each of them."""
+    return [[np.abs(rng.normal(size=n)).astype(dtype) for _ in range(2 + HISTORIES[kind])] for n in sizes]
+
+
+def flat(groups):
+    return [array for group in groups for array in group]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@DTYPES
+def test_many_parameters_come_out_as_each_by_itself(cuda, rng, kind, dtype):
+    width = 2 + HISTORIES[kind]
+    sizes = [0, 1, 4096, 4097, 9001, 0, *rng.integers(1, 300, 500 // (2 + width) + 3), 12_288, 0]
+    groups = parameters(rng, kind, sizes, dtype)
+    attributes = {"regularization": "L2", **COMMON, **OPTIONS[kind]}
+    before = len(getattr(cuda.device, "launches", ()))
+    together = cuda.run(f"{kind.lower()}_update", *flat(groups), **attributes)
+    if hasattr(cuda.device, "launches"):
+        assert len(cuda.device.launches) - before == 2
+    apart = flat(cuda.run(f"{kind.lower()}_update", *group, **attributes) for group in groups)
+    assert [a.tobytes() for a in together] == [a.tobytes() for a in apart]
+    assert all((new != old).all() for new, old in zip(together[1::width], flat(groups)[1::width], strict=True))
+
+
+def test_parameters_that_share_an_array_take_turns(cuda, rng):
+    (first, data, one), (second, _, other) = parameters(rng, "SGD", [5000, 5000], np.float32)
+    attributes = {"regularization": "L1", **COMMON, **OPTIONS["SGD"]}
+    got = cuda.compare("sgd_update", first, data, one, rtol=4e-6, **attributes)[1]
+    expected = cuda.run("sgd_update", second, got, other, **attributes)[1]
+    before = len(getattr(cuda.device, "launches", ()))
+    together = cuda.run("sgd_update", first, data, one, second, data, other, **attributes)
+    if hasattr(cuda.device, "launches"):  # whose blocks would take turns anyway
+        assert len(cuda.device.launches) - before == 2
+    assert together[1].tobytes() == together[4].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+@DTYPES
+def test_arrays_at_any_address(cuda, rng, kind, dtype):
+    (arrays,) = parameters(rng, kind, [4099], dtype)
+    attributes = {"regularization": "L2", **COMMON, **OPTIONS[kind]}
+    expected = cuda.run(f"{kind.lower()}_update", *arrays, **attributes)
+    device = cuda.device
+    places = [device.allocate(array.nbytes + array.itemsize, "array") for array in arrays]
+    try:
+        for place, array in zip(places, arrays, strict=True):
+            device.memcpy_htod(place, np.concatenate([array[:1], array]))
+        moved = [device.as_array(place + arrays[0].itemsize, (4099,), dtype) for place in places]
+        table("cuda")[f"{kind.lower()}_update"](*moved, **attributes)
+        device.synchronize()
+        for place, array in zip(places, expected, strict=True):
+            got = np.empty(array.size + 1, dtype)
+            device.memcpy_dtoh(got, place)
+            np.testing.assert_allclose(got[1:], array, rtol=1e-6 if dtype == np.float32 else 1e-14)
+    finally:
+        for place in places:
+            device.free(place)
+
+
+def test_tables_are_packed_anew_only_for_other_places(cuda):
+    device = cuda.device
+    places = [device.allocate(64, "array") for _ in range(4)]
+    try:
+        given = [device.as_array(place, (7,), np.float32) for place in places]
+        first = update._launches(3, given[:3])
+        again = [device.as_array(place, (7,), np.float32) for place in places[:3]]
+        assert update._launches(3, again) is first
+        assert update._launches(3, given[1:]) != first
+        assert update._launches(3, [array.part(0, (6,)) for array in given[:3]]) != first
+    finally:
+        for place in places:
+            device.free(place)
+
+
 @pytest.mark.parametrize("size", [0, 1, 5, 4096, 4097, 300_007])
 @pytest.mark.parametrize("out", [np.float32, np.float64], ids=["to-float32", "to-float64"])
 @DTYPES
@@ -35,6 +111,23 @@ def test_sumsq_adds(cuda, rng, size, dtype, out):
     got = cuda.run("sumsq", x, total)[1]
     expected = 3 + (x.astype(np.float64) ** 2).sum()
     np.testing.assert_allclose(got, [expected], rtol=2e-7 if out == np.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("out", [np.float32, np.float64], ids=["to-float32", "to-float64"])
+@DTYPES
+def test_sumsq_of_many_arrays(cuda, rng, dtype, out):
+    arrays = [rng.normal(size=n).astype(dtype) for n in (0, 5, 4097, 20_000, *rng.integers(1, 200, 250))]
+    before = len(getattr(cuda.device, "launches", ()))
+    first = cuda.run("sumsq", *arrays, np.array([3], out))[-1]
+    if hasattr(cuda.device, "launches"):
+        assert cuda.device.launches[before:] == ["sumsq", "sumsq", "add_parts"]
+    expected = 3 + sum((x.astype(np.float64) ** 2).sum() for x in arrays)
+    np.testing.assert_allclose(first, [expected], rtol=2e-7 if out == np.float32 else 1e-14)
+    assert cuda.run("sumsq", *arrays, np.array([3], out))[-1].tobytes() == first.tobytes()
+
+
+def test_sumsq_of_nothing(cuda):
+    assert cuda.run("sumsq", np.zeros(0, np.float32), np.zeros((2, 0), np.float32), np.array([3.0]))[-1] == 3
 
 
 def test_sumsq_of_many_does_not_drift(cuda):
@@ -49,4 +142,4 @@ def test_a_small_sum_of_squares_needs_no_second_launch_nor_much_room(cuda):
 
     assert table("cuda")["sumsq"].workspace_bytes(Spec, None, device=cuda.device) == 8
     Spec.size = 10**9
-    assert table("cuda")["sumsq"].workspace_bytes(Spec, None, device=cuda.device) == 8 * 1024
+    assert table("cuda")["sumsq"].workspace_bytes(Spec, None, device=cuda.device) <= 8 * 1024
