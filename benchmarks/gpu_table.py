@@ -1,4 +1,4 @@
-"""The GPU's part of docs/benchmarks.md, from what gpu.py, link.py and feeding.py have written."""
+"""The GPU's part of docs/benchmarks.md, from what the benchmarks on one have written."""
 
 from __future__ import annotations
 
@@ -48,12 +48,39 @@ on {machine}. The same training step on constant data and on records that prefet
 | net, batch | math | constant | fed | ratio |
 | --- | --- | ---: | ---: | ---: |
 """
+SHARING = """
+## Sharing blobs between train and test net
+
+`{command}`
+
+on {machine}. Two solvers, one whose test net shares blobs with its train net and one whose does not, take turns in
+groups of steps: `Solver.step`, `Solver.test` (one pass), and each step followed by a test; medians, in ms.
+
+| net, train / test batch | math | what | separate | shared | ratio |
+| --- | --- | --- | ---: | ---: | ---: |
+"""
+MANY = """
+## Many GPUs at once
+
+`{command}`
+
+on {machine}. {name} trained on each GPU by a process of its own, all started together with one empty cache of
+algorithms, so that they search at the same time. MiB in use after warm-up: the most by our statistics, the same in the
+driver's chunks, on the card as the driver and NVML say, and the workspace; the spread is how much more the largest is
+than the smallest.
+
+| GPU | searches | ms | {heads} |
+| --- | ---: | ---: |{bars}
+"""
+FIGURES = {"step": "step", "test": "test", "both": "step and test"}
+HEADS = {"peak": "ours", "physical": "in chunks", "driver": "driver", "nvml": "NVML", "workspace": "workspace"}
 
 
 def sections(results: Path) -> str:
     """One section for each file that is there."""
     parts: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
         ("gpu.json", gpu), ("link.json", link), ("feeding.json", feeding),
+        ("sharing.json", sharing), ("many_gpus.json", many_gpus),
     )  # fmt: skip
     return "".join(make(json.loads((results / name).read_text())) for name, make in parts if (results / name).exists())
 
@@ -145,3 +172,28 @@ def feeding(report: dict[str, Any]) -> str:
         f"| {row['ratio']:.3f} |\n"
         for row in report["results"]
     )
+
+
+def sharing(report: dict[str, Any]) -> str:
+    """Steps and tests of nets that share blobs and of nets that do not."""
+    return SHARING.format(command=report["command"], machine=_machine(report)) + "".join(
+        f"| {_name(row)} / {row['test_batch']} | {row['math']} | {title} | {row['separate'][figure]['ms']:.3f} "
+        f"| {row['shared'][figure]['ms']:.3f} | {row['ratios'][figure]:.4f} |\n"
+        for row in report["results"]
+        for figure, title in FIGURES.items()
+    )
+
+
+def many_gpus(report: dict[str, Any]) -> str:
+    """What each GPU's process held, and the spread."""
+    head = MANY.format(
+        command=report["command"], machine=_machine(report), name=f"{_name(report)}, {report['math']},",
+        heads=" | ".join(HEADS.values()), bars=" ---: |" * len(HEADS),
+    )  # fmt: skip
+    mib = [[None if row[key] is None else row[key] / 2**20 for key in HEADS] for row in report["results"]]
+    rows = [
+        f"| {row['device']} | {row['searches']} | {row['ms']:.2f} | {' | '.join(map(_number, values))} |\n"
+        for row, values in zip(report["results"], mib, strict=True)
+    ]
+    spread = [f"{report['spread'][key]:.3%}" if key in report["spread"] else "-" for key in HEADS]
+    return head + "".join(rows) + f"| spread | | | {' | '.join(spread)} |\n"

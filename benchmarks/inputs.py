@@ -36,12 +36,15 @@ def with_inputs(model: str, batch: int, deploy: bool = False) -> Any:
     return param
 
 
-def solver_of(net: Any, **options: Any) -> Any:
-    """A solver that trains a NetParameter by SGD with momentum and weight decay."""
+def solver_of(net: Any, tests: bool = False, **options: Any) -> Any:
+    """A solver that trains a NetParameter by SGD with momentum and weight decay, with a test net if so asked."""
     param = caffe_pb2.SolverParameter(
         base_lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, lr_policy="fixed", random_seed=1
     )
     param.net_param.CopyFrom(net)
+    if tests:
+        param.test_iter.append(1)
+        param.test_interval, param.test_initialization = 1 << 30, False  # when it is asked for
     return blobmem.get_solver(param, **options)
 
 

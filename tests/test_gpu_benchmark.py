@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import blobmem
-from benchmarks import clock, feeding, gpu, gpu_table, inputs, link
+from benchmarks import clock, feeding, gpu, gpu_table, inputs, link, many_gpus, sharing
 from blobmem import SimulatedDevice
 
 ROOT = Path(__file__).parents[1]
@@ -113,6 +113,48 @@ def test_a_fed_step_and_one_on_constant_data_are_timed():
     args = Namespace(device="cpu", math="fp32", records=8, steps=4, seconds=1, time_limit=60)
     result = feeding.compare("lenet:2", args)
     assert result["fed"]["ms"] > 0 and result["ratio"] == result["fed"]["ms"] / result["constant"]["ms"]
+
+
+def test_shared_and_separate_nets_take_turns_and_differ_in_memory(tmp_path):
+    args = Namespace(device="simulated", math="fp32", steps=4, group=2, seconds=1, time_limit=60)
+    result = sharing.compare("lenet:4/6", args)
+    for figure, ratio in result["ratios"].items():
+        assert len(result["separate"][figure]["groups_ms"]) == len(result["shared"][figure]["groups_ms"]) == 2
+        assert ratio == result["shared"][figure]["ms"] / result["separate"][figure]["ms"] > 0
+    assert result["shared"]["held_mib"] < result["separate"]["held_mib"]
+    (tmp_path / "sharing.json").write_text(json.dumps({"command": "x", "machine": {}, "results": [result]}))
+    assert f"| LeNet, 4 / 6 | fp32 | test | {result['separate']['test']['ms']:.3f} |" in gpu_table.sections(tmp_path)
+
+
+def test_the_two_phases_have_inputs_of_their_own_batches():
+    solver = inputs.solver_of(sharing.with_both_inputs("lenet", 4, 6), tests=True, share=True, device=SimulatedDevice())
+    assert [net.blobs["data"].shape[0] for net in (solver.net, *solver.test_nets)] == [4, 6]
+    assert {"data", "label"} <= set(solver.reports[0].unshared) and "ip1" in solver.reports[0].shared
+
+
+def test_a_process_for_each_gpu_reports_what_it_holds(tmp_path):
+    out = tmp_path / "many_gpus.json"
+    command = [sys.executable, "benchmarks/many_gpus.py", "--device", "simulated", "--processes", "2",
+               "--net", "lenet:2", "--steps", "2", "--out", str(out)]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    report = json.loads(out.read_text())
+    assert [len(row["groups_ms"]) for row in report["results"]] == [2, 2]
+    assert report["spread"] == {"peak": 0, "workspace": 0} and report["results"][0]["peak"] > 1 << 20
+    assert "| spread | | | 0.000% | - | - | - | 0.000% |" in gpu_table.sections(tmp_path)
+    command[command.index("lenet:2")], command[command.index("2")] = "nosuch:2", "1"
+    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert failed.returncode and "nosuch" in failed.stderr and "ended with 1" in failed.stderr
+
+
+def test_spreads_are_of_what_all_have():
+    rows = [{"peak": 1000, "nvml": None}, {"peak": 1001, "nvml": 5}]
+    assert many_gpus.spreads(rows) == {"peak": pytest.approx(0.001)}
+
+
+def test_there_is_a_process_for_each_gpu(monkeypatch):
+    monkeypatch.setattr("blobmem.devices.cuda.context.count", lambda: 3)
+    assert many_gpus.words_for(Namespace(device="cuda", processes=None)) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert many_gpus.words_for(Namespace(device="cuda", processes=2)) == ["cuda:0", "cuda:1"]
 
 
 def test_nets_on_constant_data_have_inputs_of_the_batch_in_place_of_data_layers():

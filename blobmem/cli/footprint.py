@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ examples:
   blobmem footprint models/caffenet/solver.prototxt
   blobmem footprint models/caffenet/solver.prototxt --test-batch 50 250
   blobmem footprint models/resnet50/solver.prototxt --measure
-  blobmem footprint models/caffenet/solver.prototxt --measure --device cuda
+  blobmem footprint models/caffenet/solver.prototxt --device cuda --math tf32 --measure
   blobmem footprint models/lenet/train_val.prototxt --json footprint.json
 
 A solver file counts the solver's state too; a net file has no solver.
@@ -78,6 +79,7 @@ def add(commands: Any) -> None:
         help="whose workspaces count: simulated (the default), or cuda or cuda:N, a GPU; where there is none, those "
         "that the algorithms chosen for an H200 take",
     )
+    options.add_math(parser)
     parser.add_argument(
         "--json", metavar="FILE", help="write bytes as JSON; - writes that and nothing else to the output"
     )
@@ -97,7 +99,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         test_batches=args.test_batch,
         input_shapes=dict(args.input_shape),
         measured=args.measure,
-        make_device=_device_maker(args.measured_on, args.measure),
+        make_device=_device_maker(args),
     )
     if args.json:
         write_json(args.json, _json(args.model, schemes))
@@ -109,23 +111,27 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return 1 if wrong else 0
 
 
-def _device_maker(word: str, measured: bool) -> Callable[[], Device] | None:
-    """What makes a device of that word, or one that predicts for it. DeviceError without a GPU to be measured."""
-    if word == "simulated":
+def _device_maker(args: argparse.Namespace) -> Callable[[], Device] | None:
+    """What makes the device, or one that predicts for it. DeviceError without a GPU to be measured."""
+    from blobmem import devices
+
+    chosen = {"math": args.math or "", "deterministic": args.deterministic}
+    if args.measured_on == "simulated":
+        devices.get("simulated", **chosen)  # which has neither
         return None
     from blobmem.devices.cuda import context
     from blobmem.devices.cuda.device import CudaDevice
     from blobmem.devices.cuda.predicted import PredictedCuda
     from blobmem.errors import DeviceError
 
-    ordinal = int(word.partition(":")[2] or 0)
+    chosen = {name: value for name, value in chosen.items() if value}
     try:
         context.count()
     except DeviceError:
-        if measured:
+        if args.measure:
             raise
-        return PredictedCuda
-    return lambda: CudaDevice(ordinal)
+        return partial(PredictedCuda, **chosen)
+    return partial(CudaDevice, int(args.measured_on.partition(":")[2] or 0), **chosen)
 
 
 def write_json(target: str, values: Any) -> None:

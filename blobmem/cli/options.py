@@ -113,6 +113,11 @@ def add_device(parser: Any) -> None:
     parser.add_argument(
         "--device-reserve", type=nbytes, metavar="BYTES", help="bytes of a GPU to leave free for others"
     )
+    add_math(parser)
+
+
+def add_math(parser: Any) -> None:
+    """--math and --deterministic, which say what algorithms a GPU may use."""
     parser.add_argument(
         "--math",
         choices=("fp32", "tf32"),

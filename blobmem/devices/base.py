@@ -177,6 +177,11 @@ class Device(ABC):
     def as_array(self, address: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
         """An array object over device bytes that this device's ops compute on; DeviceError if `compute` is False."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether it has failed for good, with all that was on it."""
+        return False
+
     def pin(self, address: int, nbytes: int) -> bool:
         """Lock pages of the host, so that copies of them run at the link's speed; whether that was done.
 
@@ -217,7 +222,11 @@ class Device(ABC):
                 call = self._postponed.popleft()
             except IndexError:  # another thread took it
                 return
-            call()
+            try:
+                call()
+            except DeviceError:
+                if not self.lost:  # else there is nothing to give back, and nobody to be told
+                    raise
 
 
 _NOTHING: AbstractContextManager[object] = nullcontext()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blobmem.devices.base import Stream, out_of_memory
-from blobmem.devices.cuda.context import bindings, check
+from blobmem.devices.cuda.calls import bindings, check
 from blobmem.devices.cuda.device import CudaDevice
 from blobmem.errors import DeviceError
 from blobmem.memory.stress_model import CAPACITY

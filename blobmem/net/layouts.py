@@ -52,7 +52,8 @@ _SEEDS = frozenset({"conv_forward", "conv_backward_data", "conv_backward_weights
 def is_faster(calls: Sequence[Call], device: Device) -> bool:
     """Whether a net of these calls is faster on the device with its images channels last.
 
-    Where the device does not say, by what its convolutions took when their algorithms were chosen.
+    Where the device does not say, by what its convolutions took when their algorithms were chosen. Only a net with
+    groups is looked at so: in full precision cuDNN turns the arrays over to compute, which pays for groups alone.
     """
     known = getattr(device, "channels_last", False)
     if known is not None:
@@ -64,6 +65,8 @@ def is_faster(calls: Sequence[Call], device: Device) -> bool:
         return sum(math.nan if ms is None else ms for ms in times)
 
     makers = [(call, make) for call in calls if call.op in _SEEDS and (make := _rewriting(call)) is not None]
+    if all(call.attributes["group"] == 1 for call, _ in makers):
+        return False
     usual = total(call for call, _ in makers)
     # of a small net the host's time counts, and another search would take long
     return usual >= _MEASURED_FROM and total(make() for _, make in makers) < _WORTH * usual

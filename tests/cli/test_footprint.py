@@ -6,6 +6,7 @@ from cuda_devices import needs_gpu
 
 from blobmem import footprint as library
 from blobmem.devices.cuda.card import Card
+from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.errors import DeviceError
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +138,34 @@ def test_prediction_for_cuda_without_a_gpu(blobmem, tiny, no_gpu):
         assert "cards" not in scheme
 
 
+def test_the_prediction_for_cuda_depends_on_the_math(blobmem, no_gpu):
+    model = ROOT / "models" / "caffenet" / "train_val.prototxt"
+
+    def workspace(*options):
+        values = document(blobmem, model, "--train-batch", 256, "--device", "cuda", *options)
+        return values["schemes"]["blobs"]["train_purposes"]["workspace"]
+
+    assert workspace("--math", "fp32") != workspace("--math", "tf32")
+
+
+def test_what_the_device_is_made_with(blobmem, tiny, no_gpu, monkeypatch):
+    made = []
+
+    def spy(**options):
+        made.append(options)
+        return PredictedCuda(**options)
+
+    monkeypatch.setattr("blobmem.devices.cuda.predicted.PredictedCuda", spy)
+    document(blobmem, tiny.net, "--device", "cuda", "--math", "tf32", "--deterministic")
+    assert made == [{"math": "tf32", "deterministic": True}] * 3
+
+
+@pytest.mark.parametrize("option", [["--math", "tf32"], ["--deterministic"]])
+def test_a_simulated_device_has_none_of_a_gpus_options(blobmem, tiny, option):
+    result = blobmem("footprint", tiny.net, *option)
+    assert result.code == 1 and f"device 'simulated' has no {option[0][2:]}" in result.err
+
+
 def test_a_gpu_that_is_not_here_cannot_be_measured(blobmem, tiny, no_gpu):
     result = blobmem("footprint", tiny.net, "--device", "cuda", "--measure")
     assert result.code == 1 and "no GPU can be used" in result.err and not result.out
@@ -166,7 +195,8 @@ def test_what_the_card_says_is_shown(blobmem, tiny, monkeypatch):
 
 @pytest.mark.gpu
 @needs_gpu[1]
-def test_measured_on_a_gpu(blobmem, tiny):
-    result = blobmem("footprint", tiny.solver, "--measure", "--device", "cuda")
+@pytest.mark.parametrize("options", [[], ["--math", "tf32", "--deterministic"]])
+def test_measured_on_a_gpu(blobmem, tiny, options):
+    result = blobmem("footprint", tiny.solver, "--measure", "--device", "cuda", *options)
     assert result.code == 0, result.err
     assert "In use on the card" in result.out

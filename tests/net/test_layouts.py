@@ -170,11 +170,13 @@ class Timed:
 
 
 @pytest.mark.parametrize(
-    "first_ms, last_ms, expected",
-    [(1, 0.5, True), (1, 0.99, False), (1, 2, False), (1, None, False), (None, 0.5, False), (0.1, 0.05, False)],
-)
-def test_what_is_faster_is_measured_where_the_device_does_not_say(monkeypatch, first_ms, last_ms, expected):
-    calls = [c for schedule in made(False).compiled() for c in schedule.calls]
+    "first_ms, last_ms, groups, expected",
+    [(1, 0.5, 2, True), (1, 0.99, 2, False), (1, 2, 2, False), (1, None, 2, False), (None, 0.5, 2, False),
+     (0.1, 0.05, 2, False), (1, 0.5, 1, False)],
+)  # fmt: skip
+def test_what_is_faster_is_measured_where_the_device_does_not_say(monkeypatch, first_ms, last_ms, groups, expected):
+    text = NET.replace("group: 2", f"group: {groups}")
+    calls = [c for schedule in made(False, text).compiled() for c in schedule.calls]
 
     def milliseconds(op, specs, attributes, device):
         return last_ms if attributes.get("layout") == "NHWC" else first_ms

@@ -1,16 +1,30 @@
 // Enough of CUDA C++ to run our kernels on a CPU, block after block, each thread of a block a fiber that gives way at
 // barriers and warp exchanges. Compiled together with one kernel source by cuda_emulation.py.
 
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+// None of the system's headers: reading them would take half the time of compiling a source.
+extern "C" {
+void *memcpy(void *, const void *, unsigned long);
+void *aligned_alloc(unsigned long, unsigned long);
+int madvise(void *, unsigned long, int);
+void abort();
+int puts(const char *);
+}
 
-using std::abs; using std::ceil; using std::cos; using std::erf; using std::exp; using std::expm1; using std::fabs;
-using std::floor; using std::fmax; using std::fmin; using std::fmod; using std::isfinite; using std::isinf; using std::isnan;
-using std::log; using std::log1p; using std::pow; using std::round; using std::sin; using std::sqrt; using std::tanh; using std::trunc;
-using std::fma; using std::rint;
+#define OF_ONE(name)                                              \
+  inline float name(float a) { return __builtin_##name##f(a); }   \
+  inline double name(double a) { return __builtin_##name(a); }
+#define OF_TWO(name)                                                          \
+  inline float name(float a, float b) { return __builtin_##name##f(a, b); }   \
+  inline double name(double a, double b) { return __builtin_##name(a, b); }
+OF_ONE(ceil) OF_ONE(cos) OF_ONE(erf) OF_ONE(exp) OF_ONE(expm1) OF_ONE(fabs) OF_ONE(floor) OF_ONE(log) OF_ONE(log1p)
+OF_ONE(rint) OF_ONE(round) OF_ONE(sin) OF_ONE(sqrt) OF_ONE(tanh) OF_ONE(trunc)
+OF_TWO(fmax) OF_TWO(fmin) OF_TWO(fmod) OF_TWO(pow)
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+template <class A> inline A abs(A a) { return a < 0 ? -a : a; }
+template <class A> inline bool isfinite(A a) { return __builtin_isfinite(a); }
+template <class A> inline bool isinf(A a) { return __builtin_isinf(a); }
+template <class A> inline bool isnan(A a) { return __builtin_isnan(a); }
 
 #define __global__
 #define __device__
@@ -26,8 +40,8 @@ static Triple threadIdx, blockIdx, blockDim, gridDim;
 
 template <class A> inline A max(A a, A b) { return a > b ? a : b; }
 template <class A> inline A min(A a, A b) { return a < b ? a : b; }
-inline float rsqrt(float a) { return 1.0f / std::sqrt(a); }
-inline double rsqrt(double a) { return 1.0 / std::sqrt(a); }
+inline float rsqrt(float a) { return 1.0f / sqrt(a); }
+inline double rsqrt(double a) { return 1.0 / sqrt(a); }
 inline float rsqrtf(float a) { return rsqrt(a); }
 template <class A> inline A __ldg(const A *p) { return *p; }
 inline int __float_as_int(float a) { int b; memcpy(&b, &a, 4); return b; }
@@ -60,17 +74,20 @@ template <class A> inline A atomicExch(A *p, A v) { A old = *p; *p = v; return o
 template <class A> inline A atomicOr(A *p, A v) { A old = *p; *p = old | v; return old; }
 template <class A> inline A atomicCAS(A *p, A expected, A v) { A old = *p; if (old == expected) *p = v; return old; }
 inline void __threadfence() {}
-inline void __trap() { fprintf(stderr, "__trap\n"); abort(); }
+inline void __trap() { puts("__trap"); abort(); }
 
 // Fibers
 
-enum { MOST = 1024, STACK = 128 << 10 };
+// Stacks begin 320 bytes further in each page than the one before: else all of a block would share a few cache lines.
+enum { MOST = 1024, STACK = (64 << 10) + 320, PAGES = 2 << 20 };
 enum Wait { RUNS, AT_BLOCK, AT_WARP, DONE };
 static char *stacks;
 static void *saved[MOST], *scheduler;
 static Wait state[MOST];
+static Triple places[MOST];
 static unsigned current, live;
-static unsigned long long slots[MOST];
+static unsigned long long slots[2][MOST];
+static unsigned exchanges[MOST];  // that the thread has taken part in
 static void (*entry)(void *);
 static void *entry_arguments;
 
@@ -92,13 +109,13 @@ static void begin() {
 inline void __syncthreads() { pause_as(AT_BLOCK); }
 inline void __syncwarp(unsigned = 0xffffffffu) { pause_as(AT_WARP); }
 
+// Slots are used by turns: when one is written again, all have passed a later exchange and so have read it.
 template <class A> inline A exchange(A value, int source) {
-  unsigned me = current, first = me & ~31u;
-  memcpy(&slots[me], &value, sizeof(A));
+  unsigned me = current, turn = exchanges[me]++, from = (me & ~31u) + source;
+  memcpy(&slots[turn & 1][me], &value, sizeof(A));
   pause_as(AT_WARP);
   A result = value;
-  if (source >= 0 && source < 32 && first + source < live && state[first + source] != DONE) memcpy(&result, &slots[first + source], sizeof(A));
-  pause_as(AT_WARP);
+  if (source >= 0 && source < 32 && from < live && exchanges[from] > turn) memcpy(&result, &slots[turn & 1][from], sizeof(A));
   return result;
 }
 
@@ -117,50 +134,43 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
 inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
 inline int __all_sync(unsigned m, int p) { return __ballot_sync(m, !p) == 0; }
 
-static void place(unsigned t) {
-  unsigned b = t;
-  threadIdx.x = b % blockDim.x; b /= blockDim.x;
-  threadIdx.y = b % blockDim.y; threadIdx.z = b / blockDim.y;
+// Run the threads of a warp until each is at its end or at the block's barrier, and count those; false if they cannot.
+static bool run_warp(unsigned first, unsigned stop, unsigned &at_block, unsigned &done) {
+  for (;;) {
+    unsigned at_warp = 0, barred = 0, over = 0;
+    for (unsigned t = first; t < stop; t++) {
+      if (state[t] == RUNS) {
+        current = t;
+        threadIdx = places[t];
+        emulation_switch(&scheduler, saved[t]);
+      }
+      at_warp += state[t] == AT_WARP; barred += state[t] == AT_BLOCK; over += state[t] == DONE;
+    }
+    if (!at_warp || barred) {
+      at_block += barred; done += over;
+      return !at_warp;
+    }
+    for (unsigned t = first; t < stop; t++) if (state[t] == AT_WARP) state[t] = RUNS;
+  }
 }
 
 // Whether every thread came to its end.
 static bool run_block() {
   for (unsigned t = 0; t < live; t++) {
-    void **top = (void **)(stacks + (size_t)(t + 1) * STACK - 64);  // a multiple of 16, as at a call
+    void **top = (void **)(stacks + (unsigned long)(t + 1) * STACK - 64);  // a multiple of 16, as at a call
     top[-1] = nullptr;
     top[-2] = (void *)begin;
     for (int i = 3; i <= 8; i++) top[-i] = nullptr;
     saved[t] = &top[-8];
     state[t] = RUNS;
+    exchanges[t] = 0;
   }
   for (;;) {
-    bool ran = false;
-    for (unsigned t = 0; t < live; t++) {
-      if (state[t] != RUNS) continue;
-      ran = true;
-      current = t;
-      place(t);
-      emulation_switch(&scheduler, saved[t]);
-    }
-    unsigned done = 0, at_block = 0;
-    bool released = false;
-    for (unsigned first = 0; first < live; first += 32) {
-      unsigned stop = first + 32 < live ? first + 32 : live, at_warp = 0, over = 0;
-      for (unsigned t = first; t < stop; t++) {
-        at_warp += state[t] == AT_WARP; over += state[t] == DONE; at_block += state[t] == AT_BLOCK;
-      }
-      done += over;
-      if (at_warp && at_warp + over == stop - first) {
-        released = true;
-        for (unsigned t = first; t < stop; t++) if (state[t] == AT_WARP) state[t] = RUNS;
-      }
-    }
+    unsigned at_block = 0, done = 0;
+    for (unsigned first = 0; first < live; first += 32)
+      if (!run_warp(first, first + 32 < live ? first + 32 : live, at_block, done)) return false;
     if (done == live) return true;
-    if (at_block && at_block + done == live) {
-      released = true;
-      for (unsigned t = 0; t < live; t++) if (state[t] == AT_BLOCK) state[t] = RUNS;
-    }
-    if (!ran && !released) return false;
+    for (unsigned t = 0; t < live; t++) if (state[t] == AT_BLOCK) state[t] = RUNS;
   }
 }
 
@@ -171,7 +181,12 @@ static int run_grid(void (*kernel)(void *), void *arguments, const unsigned *gri
   gridDim = {grid[0], grid[1], grid[2]};
   live = block[0] * block[1] * block[2];
   if (live > MOST) return 2;
-  if (!stacks) stacks = (char *)aligned_alloc(4096, (size_t)MOST * STACK);
+  if (!stacks) {
+    unsigned long size = ((unsigned long)MOST * STACK + PAGES - 1) / PAGES * PAGES;
+    stacks = (char *)aligned_alloc(PAGES, size);
+    madvise(stacks, size, 14);  // MADV_HUGEPAGE
+  }
+  for (unsigned t = 0; t < live; t++) places[t] = {t % block[0], t / block[0] % block[1], t / block[0] / block[1]};
   entry = kernel;
   entry_arguments = arguments;
   for (unsigned z = 0; z < grid[2]; z++)

@@ -136,7 +136,7 @@ class EmulatedCuda(SimulatedDevice):
     def __init__(self, capacity=None, **options):
         super().__init__(capacity, **options)
         self.fault_words = np.zeros(3, np.int64)
-        self.faults = Faults(self.fault_words, self.fault_words.ctypes.data)
+        self.faults = Faults(self.fault_words, self.fault_words.ctypes.data, lambda: None)
         self.launches = []
         self._link = EmulatedLink(self)
 

@@ -17,54 +17,16 @@ import numpy as np
 
 from blobmem.devices.base import Event, Stream
 from blobmem.devices.cuda import sources
+from blobmem.devices.cuda.calls import bindings, check, failure, losses
 from blobmem.devices.cuda.compiler import compile_source
 from blobmem.devices.cuda.faults import Faults
 from blobmem.devices.cuda.turns import Turns
 from blobmem.errors import DeviceError
 
 LEAST_CAPABILITY = (7, 5)
-_INSTALL = "pip install 'blobmem[cuda]' installs them (PyCUDA is built from source and needs the CUDA toolkit)"
 
 _contexts: dict[int, Context] = {}
 _lock = threading.RLock()
-
-
-@functools.cache
-def bindings() -> Any:
-    """cuda-bindings' driver module, initialised. DeviceError where there is no package, driver or GPU."""
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise DeviceError(f"the CUDA device needs cuda-bindings ({error}): {_INSTALL}") from error
-    try:
-        result = driver.cuInit(0)[0]
-    except RuntimeError as error:  # libcuda.so.1 cannot be loaded
-        raise DeviceError(f"there is no CUDA driver on this machine ({error}): use device cpu or simulated") from error
-    if result != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"no GPU can be used ({result.name}): look at nvidia-smi, or use device cpu or simulated")
-    return driver
-
-
-def check(result: tuple[Any, ...], what: str) -> Any:
-    """The value of a driver call's result; DeviceError naming the call if it failed."""
-    if result[0]:
-        raise failure(result[0], what)
-    return result[1] if len(result) == 2 else result[1:]
-
-
-def failure(code: Any, what: str) -> DeviceError:
-    """The exception for a driver call that failed."""
-    lost = code.name in _LOST
-    remark = ": the context is lost with all that was on the device; start the process again" if lost else ""
-    return DeviceError(f"CUDA: {what} failed with {code.name}{remark}")
-
-
-_LOST = (
-    "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_ASSERT",
-    "CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_CONTEXT_IS_DESTROYED", "CUDA_ERROR_HARDWARE_STACK_ERROR",
-    "CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_MISALIGNED_ADDRESS", "CUDA_ERROR_INVALID_PC",
-    "CUDA_ERROR_DEVICE_UNAVAILABLE",
-)  # fmt: skip
 
 
 def count() -> int:
@@ -144,7 +106,7 @@ class Context:
 
     def __init__(self, ordinal: int, native: Any) -> None:
         driver = bindings()
-        self.ordinal, self.native = ordinal, native
+        self.ordinal, self.native, self._key = ordinal, native, int(native)
         self._entered = False
         device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
         attribute = driver.CUdevice_attribute
@@ -173,9 +135,8 @@ class Context:
         pointer = check(driver.cuMemHostAlloc(4096, driver.CU_MEMHOSTALLOC_DEVICEMAP), "cuMemHostAlloc")
         words = np.ctypeslib.as_array((ctypes.c_int64 * 3).from_address(int(pointer)))
         words[:] = 0
-        self.faults = Faults(
-            words, int(check(driver.cuMemHostGetDevicePointer(pointer, 0), "cuMemHostGetDevicePointer"))
-        )
+        address = int(check(driver.cuMemHostGetDevicePointer(pointer, 0), "cuMemHostGetDevicePointer"))
+        self.faults = Faults(words, address, self.settle)
 
     @staticmethod
     def of(ordinal: int) -> Context:
@@ -205,12 +166,24 @@ class Context:
         if int(self.native) == int(_primary(self.ordinal)):
             owner = pycuda.Device(self.ordinal).retain_primary_context()
             owner.push()
-            atexit.register(owner.pop)
+            atexit.register(_leave, owner)
         self._entered = True
 
+    @property
+    def lost(self) -> bool:
+        """Whether it has failed for good: then all that needs it is a DeviceError that says so."""
+        return self._key in losses
+
     def bind(self) -> None:
-        """Make the context current in this thread."""
+        """Make the context current in this thread. DeviceError if it is lost."""
+        if self._key in losses:
+            raise DeviceError(losses[self._key])
         check(bindings().cuCtxSetCurrent(self.native), "cuCtxSetCurrent")
+
+    def settle(self) -> None:
+        """Wait for all that is queued."""
+        self.bind()
+        check(bindings().cuCtxSynchronize(), "cuCtxSynchronize")
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the GPU's memory."""
@@ -279,6 +252,16 @@ def _primary(ordinal: int) -> Any:
     """The device's primary context, kept for good."""
     driver = bindings()
     return check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(ordinal), "cuDeviceGet")), "its context")
+
+
+def _leave(owner: Any) -> None:
+    """Take a context off PyCUDA's stack, at the end of the process, which PyCUDA aborts if one is left there."""
+    import pycuda.driver as pycuda
+
+    try:
+        owner.pop()
+    except pycuda.Error:  # it is lost
+        owner.detach()
 
 
 class Launcher:

@@ -10,7 +10,8 @@ import numpy as np
 
 from blobmem.devices.base import Device, Event, Stream, host_bytes, out_of_memory, readable_bytes
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.devices.cuda.context import Context, CudaStream, Launcher, bindings, check, failure
+from blobmem.devices.cuda.calls import bindings, check, failure
+from blobmem.devices.cuda.context import Context, CudaStream, Launcher
 from blobmem.devices.cuda.driver import NoRoom, Overrun, PlainMemory, make_space
 from blobmem.devices.cuda.link import Link
 from blobmem.devices.cuda.turns import Turns
@@ -66,6 +67,10 @@ class CudaDevice(Device):
     def channels_last(self) -> bool | None:
         """Whether nets keep images channels last here, as tensor cores want them; None where that is to be measured."""
         return True if self.math == "tf32" else None
+
+    @property
+    def lost(self) -> bool:
+        return self.context.lost
 
     # Allocation
 
@@ -149,13 +154,17 @@ class CudaDevice(Device):
         with self._lock:
             self._held[address] = self._whole(address)[0], label
 
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """While this lasts no other thread runs a net of ours on the GPU."""
+        return self.context.turns.alone()
+
     @contextlib.contextmanager
     def scratch(self, nbytes: int) -> Iterator[int]:
         """The address of bytes for a short while, in which no net of ours runs on the GPU.
 
         OutOfDeviceMemory where there is no room.
         """
-        with self.context.turns.alone():
+        with self.alone():
             address = self.allocate(nbytes, "scratch")
             try:
                 self.synchronize()
@@ -301,8 +310,7 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         self._run_postponed()
-        self.context.bind()
-        check(bindings().cuCtxSynchronize(), "cuCtxSynchronize")
+        self.context.settle()
         self.faults.check()
         if isinstance(self._space, PlainMemory):
             with self._lock:

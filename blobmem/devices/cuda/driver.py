@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from blobmem.devices.cuda.calls import bindings, check, failure
 from blobmem.devices.cuda.chunks import NoRoom
-from blobmem.devices.cuda.context import bindings, check, failure
 from blobmem.devices.cuda.space import Space
 from blobmem.errors import DeviceError
 

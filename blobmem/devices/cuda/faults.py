@@ -19,14 +19,16 @@ class Faults:
     Args:
         words: int64 (3,) in host memory that kernels write to: a code (0 is none), an index, a float64's bits.
         address: where kernels find it.
+        settle: waits for all that is queued on the device.
 
     Attributes:
         layer: the layer whose ops this thread queues next, for messages.
     """
 
-    def __init__(self, words: np.ndarray, address: int) -> None:
+    def __init__(self, words: np.ndarray, address: int, settle: Callable[[], None]) -> None:
         self.words = words
         self.address = address
+        self._settle = settle
         self._lock = threading.Lock()
         self._local = threading.local()
         self._codes: dict[Hashable, int] = {}
@@ -56,6 +58,7 @@ class Faults:
     def check(self) -> None:
         """Raise what kernels found since the last call, if anything; to be called after waiting for them."""
         if self.words[0]:
+            self._settle()  # what is queued behind may find the same once more, and it is to be raised once
             with self._lock:
                 code, index = int(self.words[0]), int(self.words[1])
                 value = float(self.words[2:3].view(np.float64)[0])

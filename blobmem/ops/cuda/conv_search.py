@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
@@ -128,18 +127,21 @@ class Search:
         return run
 
     def measure(self, candidate: Candidate) -> float | None:
-        """Milliseconds, the median of a few runs that each find the card's cache cold; None if it cannot run."""
+        """Milliseconds, the least of a few runs that each find the card's cache cold; None if it cannot run.
+
+        The least, as other processes' work on the card can only add to a time.
+        """
         try:
             candidate.run()
         except (*self.cudnn.errors, DeviceError):
+            self.device.synchronize()  # says so if it was the GPU that failed
             return None
         self.device.synchronize()
         times: list[float] = []
-        while len(times) < _RUNS and (not times or times[0] < _HOPELESS * self._best):
+        while len(times) < 2 or (len(times) < _RUNS and min(times) < _HOPELESS * self._best):
             times.append(self._time(candidate))
-        median = statistics.median(times)
-        self._best = min(self._best, median)
-        return median
+        self._best = min(self._best, *times)
+        return min(times)
 
     def _time(self, candidate: Candidate) -> float:
         driver, stream = bindings(), self.device.compute_stream().native

@@ -93,4 +93,5 @@ class Cublas:
         try:
             function(self._handle, *arguments)
         except self._error as error:
+            self.device.synchronize()  # a GPU that is lost says so
             raise DeviceError(f"cuBLAS: {function.__name__} failed: {error}") from error

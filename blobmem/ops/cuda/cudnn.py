@@ -37,6 +37,7 @@ class Cudnn:
     """A handle for one device and thread, and the plans built on it.
 
     Attributes:
+        device: that one.
         plans: by key; None where our own kernels were chosen.
         version: cuDNN's, 91900 for 9.19.0.
     """
@@ -56,12 +57,12 @@ class Cudnn:
         self.version = int(cudnn.backend_version())
         self.plans: dict[Key, Plan | None] = {}
         self.errors = (RuntimeError, ValueError, cudnn.cudnnGraphNotSupportedError)
-        self._device = device
+        self.device = device
         self._stream: int | None = None
 
     def follow(self) -> int:
         """The handle, set to this thread's compute stream."""
-        stream = self._device.compute_stream().handle
+        stream = self.device.compute_stream().handle
         if stream != self._stream:
             self.module.set_stream(handle=self.handle, stream=stream)
             self._stream = stream
@@ -155,6 +156,7 @@ class Plan:
         try:
             self._run(addresses, workspace, self._cudnn.follow())
         except self._cudnn.errors as error:
+            self._cudnn.device.synchronize()  # says so if it was the GPU that failed
             raise DeviceError(f"cuDNN could not run a convolution: {error}") from error
 
 

@@ -16,7 +16,7 @@ def bad(index, value):
 @pytest.fixture
 def faults():
     words = np.zeros(3, np.int64)
-    return Faults(words, words.ctypes.data)
+    return Faults(words, words.ctypes.data, lambda: None)
 
 
 def find(faults, code, index, value):
@@ -30,6 +30,15 @@ def test_a_fault_is_raised_once(faults):
     assert code and faults.code("key", bad) == code != faults.code("other", bad)
     find(faults, code, 7, 2.5)
     with pytest.raises(ValueError, match="^value 2.5 at 7$"):
+        faults.check()
+    faults.check()
+
+
+def test_what_is_queued_behind_does_not_find_it_again():
+    words = np.zeros(3, np.int64)
+    faults = Faults(words, words.ctypes.data, lambda: find(faults, 1, 7, 2.5))
+    find(faults, faults.code("key", bad), 7, 2.5)
+    with pytest.raises(ValueError, match="at 7"):
         faults.check()
     faults.check()
 
