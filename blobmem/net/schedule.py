@@ -400,9 +400,13 @@ class Schedule:
     def run(self, start: int = 0, stop: int | None = None) -> None:
         """Run the calls; what they need should have been secured."""
         stream, scratch = self.device.compute_stream(), workspace(self.device)
-        with self.device.running():
-            for step in self._program(start, stop):
-                step.run(stream, scratch)
+        try:
+            with self.device.running():
+                for step in self._program(start, stop):
+                    step.run(stream, scratch)
+        finally:
+            if self.device.faults is not None:
+                self.device.faults.layer = ""
 
 
 def first_uses(calls: Iterable[Call]) -> dict[SyncedMemory, bool]:

@@ -249,11 +249,15 @@ def write(path: Path, choices: dict[str, Choice]) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """No other process is in here with the same path. Where nothing can be written there is nobody to share with."""
+    """No other process is in here with the same GPU model and cuDNN: what one times another would slow, whatever math.
+
+    Where nothing can be written there is nobody to share with.
+    """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.with_suffix(".lock").open("w"))
+            name = path.stem.rpartition("_")[0] or path.stem
+            file = stack.enter_context(path.with_name(f"{name}.lock").open("w"))
             if _fcntl is not None:
                 _fcntl.flock(file, _fcntl.LOCK_EX)
         yield

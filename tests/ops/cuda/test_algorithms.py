@@ -155,6 +155,23 @@ def test_processes_search_once_and_lose_nothing(cache):
     assert sorted(path.name for path in cache.iterdir()) == ["a.json", "a.lock"]
 
 
+def test_nobody_times_beside_another_math(cache):
+    cache.mkdir(parents=True)
+    one, two = (cache / algorithms.file_name("GPU X", 91900, math) for math in ("fp32", "tf32"))
+    entered = threading.Event()
+
+    def other():
+        with algorithms._locked(two):
+            entered.set()
+
+    thread = threading.Thread(target=other)
+    with algorithms._locked(one):
+        thread.start()
+        assert not entered.wait(0.05)
+    thread.join(5)
+    assert entered.is_set() and [path.name for path in cache.iterdir()] == ["GPU-X_cudnn91900.lock"]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"choices": 3}', b'{"choices": {"a": {}}}', b'{"choices": {"a": 1}}', b"\xff\xfe"]
 )

@@ -92,7 +92,7 @@ def test_every_plan_is_close(layer, direction, math, layout):
     for candidate in search.candidates():
         result = search.arrays[RESULT[direction]]
         if theirs is None:
-            theirs = exact(device, key, search.arrays)
+            theirs = exact(device, key, search.arrays[:4])
         result.zero()
         ms = search.measure(candidate)
         errors[candidate.plan] = np.abs(fetch(result) - theirs).max() / np.abs(theirs).max()
