@@ -21,7 +21,10 @@ OF_ONE(rint) OF_ONE(round) OF_ONE(sin) OF_ONE(sqrt) OF_ONE(tanh) OF_ONE(trunc)
 OF_TWO(fmax) OF_TWO(fmin) OF_TWO(fmod) OF_TWO(pow)
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
-template <class A> inline A abs(A a) { return a < 0 ? -a : a; }
+inline int abs(int a) { return a < 0 ? -a : a; }
+inline long long abs(long long a) { return a < 0 ? -a : a; }
+inline float abs(float a) { return __builtin_fabsf(a); }
+inline double abs(double a) { return __builtin_fabs(a); }
 template <class A> inline bool isfinite(A a) { return __builtin_isfinite(a); }
 template <class A> inline bool isinf(A a) { return __builtin_isinf(a); }
 template <class A> inline bool isnan(A a) { return __builtin_isnan(a); }
@@ -80,12 +83,12 @@ inline void __trap() { puts("__trap"); abort(); }
 
 // Stacks begin 320 bytes further in each page than the one before: else all of a block would share a few cache lines.
 enum { MOST = 1024, STACK = (64 << 10) + 320, PAGES = 2 << 20 };
-enum Wait { RUNS, AT_BLOCK, AT_WARP, DONE };
+enum Wait { NEW, RUNS, AT_BLOCK, AT_WARP, DONE };
 static char *stacks;
 static void *saved[MOST], *scheduler;
 static Wait state[MOST];
 static Triple places[MOST];
-static unsigned current, live;
+static unsigned current, live, stacks_in_use;
 static unsigned long long slots[2][MOST];
 static unsigned exchanges[MOST];  // that the thread has taken part in
 static void (*entry)(void *);
@@ -134,15 +137,25 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
 inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
 inline int __all_sync(unsigned m, int p) { return __ballot_sync(m, !p) == 0; }
 
+static void *new_stack() {
+  void **top = (void **)(stacks + (unsigned long)(stacks_in_use + 1) * STACK - 64);  // a multiple of 16, as at a call
+  top[-1] = nullptr;
+  top[-2] = (void *)begin;
+  for (int i = 3; i <= 8; i++) top[-i] = nullptr;
+  return &top[-8];
+}
+
 // Run the threads of a warp until each is at its end or at the block's barrier, and count those; false if they cannot.
 static bool run_warp(unsigned first, unsigned stop, unsigned &at_block, unsigned &done) {
   for (;;) {
     unsigned at_warp = 0, barred = 0, over = 0;
     for (unsigned t = first; t < stop; t++) {
-      if (state[t] == RUNS) {
+      if (state[t] == RUNS || state[t] == NEW) {
+        bool fresh = state[t] == NEW;
         current = t;
         threadIdx = places[t];
-        emulation_switch(&scheduler, saved[t]);
+        emulation_switch(&scheduler, fresh ? new_stack() : saved[t]);
+        if (fresh && state[t] != DONE) stacks_in_use++;  // a thread that never waits leaves its stack to the next
       }
       at_warp += state[t] == AT_WARP; barred += state[t] == AT_BLOCK; over += state[t] == DONE;
     }
@@ -156,15 +169,8 @@ static bool run_warp(unsigned first, unsigned stop, unsigned &at_block, unsigned
 
 // Whether every thread came to its end.
 static bool run_block() {
-  for (unsigned t = 0; t < live; t++) {
-    void **top = (void **)(stacks + (unsigned long)(t + 1) * STACK - 64);  // a multiple of 16, as at a call
-    top[-1] = nullptr;
-    top[-2] = (void *)begin;
-    for (int i = 3; i <= 8; i++) top[-i] = nullptr;
-    saved[t] = &top[-8];
-    state[t] = RUNS;
-    exchanges[t] = 0;
-  }
+  stacks_in_use = 0;
+  for (unsigned t = 0; t < live; t++) state[t] = NEW, exchanges[t] = 0;
   for (;;) {
     unsigned at_block = 0, done = 0;
     for (unsigned first = 0; first < live; first += 32)
