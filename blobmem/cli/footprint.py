@@ -29,7 +29,7 @@ examples:
   blobmem footprint models/caffenet/solver.prototxt
   blobmem footprint models/caffenet/solver.prototxt --test-batch 50 250
   blobmem footprint models/resnet50/solver.prototxt --measure
-  blobmem footprint models/caffenet/solver.prototxt --device cuda --math tf32 --measure
+  blobmem footprint models/lenet/solver.prototxt --device cuda --math tf32
   blobmem footprint models/lenet/train_val.prototxt --json footprint.json
 
 A solver file counts the solver's state too; a net file has no solver.

@@ -28,11 +28,12 @@ def _nvrtc() -> tuple[Any, Any, str]:
     try:
         from cuda.bindings import nvrtc
         from cuda.core import Program, ProgramOptions
-    except ImportError as error:
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:  # cuda-bindings raises the latter where it finds no library
         raise DeviceError(
             f"compiling kernels needs cuda-core and NVRTC ({error}): pip install 'blobmem[cuda]'"
         ) from error
-    _, major, minor = nvrtc.nvrtcVersion()
     return Program, ProgramOptions, f"{major}.{minor}"
 
 

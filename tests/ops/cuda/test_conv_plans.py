@@ -17,7 +17,14 @@ from blobmem.ops.registry import ArraySpec, table
 
 pytestmark = pytest.mark.skipif(not cuda_emulation.AVAILABLE, reason="needs g++ on x86-64")
 
-NOTES = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13", "NONDETERMINISTIC")
+NOTES = (
+    "TENSOR_CORE",
+    "DOWN_CONVERT_INPUTS",
+    "REDUCED_PRECISION_REDUCTION",
+    "WINOGRAD_TILE_13x13",
+    "WINOGRAD",
+    "NONDETERMINISTIC",
+)
 WINDOW = {"stride": (1, 1), "pad": (1, 1), "dilation": (1, 1), "group": 1}
 SHAPES = {"x": (2, 3, 5, 6), "w": (4, 3, 3, 3), "b": (4,), "y": (2, 4, 5, 6)}
 

@@ -7,23 +7,34 @@
 #define TILE 2048  // elements that a block takes at most; lrn.py knows
 #define BLOCK 256
 
+#define USUAL 2  // channels on either side in most nets, for which the windows are in registers
+#define ANY -1   // so many as an argument says
+
 // The sums over HALF channels on either side, for W of them from c on: element `at` of the tile.
-template <int HALF, int W> __device__ __forceinline__ Lot<W> around(const T *tile, int at, int c, int channels) {
-  enum { SIDE = (HALF + W - 1) / W };
-  T window[(2 * SIDE + 1) * W];
-#pragma unroll
-  for (int i = -SIDE; i <= SIDE; i++) {
-    bool inside = c + i * W >= 0 && c + i * W < channels;
-    Lot<W> lot = {};
-    if (inside) lot = load<W>(tile, at + i * W);
-#pragma unroll
-    for (int j = 0; j < W; j++) window[(i + SIDE) * W + j] = lot.at[j];
-  }
+template <int HALF, int W>
+__device__ __forceinline__ Lot<W> around(const T *tile, int at, int c, int channels, int half) {
   Lot<W> sums = {};
+  if constexpr (HALF == ANY) {
 #pragma unroll
-  for (int i = 0; i < W; i++)
+    for (int i = 0; i < W; i++)
+      for (int j = -half; j <= half; j++)
+        if (c + i + j >= 0 && c + i + j < channels) sums.at[i] += tile[at + i + j];
+  } else {
+    enum { SIDE = (HALF + W - 1) / W };
+    T window[(2 * SIDE + 1) * W];
 #pragma unroll
-    for (int j = -HALF; j <= HALF; j++) sums.at[i] += window[SIDE * W + i + j];
+    for (int i = -SIDE; i <= SIDE; i++) {
+      bool inside = c + i * W >= 0 && c + i * W < channels;
+      Lot<W> lot = {};
+      if (inside) lot = load<W>(tile, at + i * W);
+#pragma unroll
+      for (int j = 0; j < W; j++) window[(i + SIDE) * W + j] = lot.at[j];
+    }
+#pragma unroll
+    for (int i = 0; i < W; i++)
+#pragma unroll
+      for (int j = -HALF; j <= HALF; j++) sums.at[i] += window[SIDE * W + i + j];
+  }
   return sums;
 }
 
@@ -37,8 +48,8 @@ template <int W, class P> __device__ __forceinline__ void each_lot(int count, P 
 }
 
 template <int HALF, int W>
-__device__ __forceinline__ void normalise(const T *x, T *y, T *scale, int count, int channels, T k, T factor, T beta,
-                                          T *tile) {
+__device__ __forceinline__ void normalise(const T *x, T *y, T *scale, int count, int channels, int half, T k, T factor,
+                                          T beta, T *tile) {
   Lot<W> values[TILE / BLOCK / W];
   each_lot<W>(count, [&](int i, int at) { values[i] = load<W>(x, at); });
   each_lot<W>(count, [&](int i, int at) {
@@ -49,7 +60,7 @@ __device__ __forceinline__ void normalise(const T *x, T *y, T *scale, int count,
   });
   __syncthreads();
   each_lot<W>(count, [&](int i, int at) {
-    Lot<W> sums = around<HALF, W>(tile, at, at % channels, channels);
+    Lot<W> sums = around<HALF, W>(tile, at, at % channels, channels, half);
 #pragma unroll
     for (int j = 0; j < W; j++) {
       sums.at[j] = k + factor * sums.at[j];
@@ -62,7 +73,7 @@ __device__ __forceinline__ void normalise(const T *x, T *y, T *scale, int count,
 
 template <int HALF, int W>
 __device__ __forceinline__ void gradient(const T *x, const T *y, const T *scale, const T *dy, T *dx, int count,
-                                         int channels, T factor, T beta, T *tile) {
+                                         int channels, int half, T factor, T beta, T *tile) {
   Lot<W> values[TILE / BLOCK / W], leads[TILE / BLOCK / W];
   each_lot<W>(count, [&](int i, int at) {
     Lot<W> outs = load<W>(y, at), scales = load<W>(scale, at), ratios;
@@ -77,20 +88,18 @@ __device__ __forceinline__ void gradient(const T *x, const T *y, const T *scale,
   });
   __syncthreads();
   each_lot<W>(count, [&](int i, int at) {
-    Lot<W> sums = around<HALF, W>(tile, at, at % channels, channels);
+    Lot<W> sums = around<HALF, W>(tile, at, at % channels, channels, half);
 #pragma unroll
     for (int j = 0; j < W; j++) leads[i].at[j] -= factor * values[i].at[j] * sums.at[j];
     store<W>(dx, at, leads[i]);
   });
 }
 
-// f<HALF, W>(arguments) for up to 4 channels on either side.
-#define BY_HALF(f, W, arguments)            \
-  (half == 0   ? f<0, W> arguments          \
-   : half == 1 ? f<1, W> arguments          \
-   : half == 2 ? f<2, W> arguments          \
-   : half == 3 ? f<3, W> arguments          \
-               : f<4, W> arguments)
+// f<HALF, W>(arguments); each pair takes long to compile.
+#define CHOSEN(f, arguments)                     \
+  if (packs && half == USUAL) f<USUAL, PACK> arguments; \
+  else if (packs) f<ANY, PACK> arguments;        \
+  else f<ANY, 1> arguments
 
 // Blocks of BLOCK threads; n elements, of which a block takes `part`, which are whole rows.
 extern "C" __global__ void lrn_last(const T *x, T *y, T *scale, i64 n, int channels, int part, int half, T k, T factor,
@@ -102,10 +111,7 @@ extern "C" __global__ void lrn_last(const T *x, T *y, T *scale, i64 n, int chann
   y += first;
   if (scale) scale += first;
   bool packs = whole_packs(channels) && aligned(x) && aligned(y) && aligned(scale);
-  if (packs)
-    BY_HALF(normalise, PACK, (x, y, scale, count, channels, k, factor, beta, (T *)tile));
-  else
-    BY_HALF(normalise, 1, (x, y, scale, count, channels, k, factor, beta, (T *)tile));
+  CHOSEN(normalise, (x, y, scale, count, channels, half, k, factor, beta, (T *)tile));
 }
 
 // dx may be dy.
@@ -120,8 +126,5 @@ extern "C" __global__ void lrn_last_gradient(const T *x, const T *y, const T *sc
   dy += first;
   dx += first;
   bool packs = whole_packs(channels) && aligned(x) && aligned(y) && aligned(scale) && aligned(dy) && aligned(dx);
-  if (packs)
-    BY_HALF(gradient, PACK, (x, y, scale, dy, dx, count, channels, factor, beta, (T *)tile));
-  else
-    BY_HALF(gradient, 1, (x, y, scale, dy, dx, count, channels, factor, beta, (T *)tile));
+  CHOSEN(gradient, (x, y, scale, dy, dx, count, channels, half, factor, beta, (T *)tile));
 }
