@@ -185,6 +185,23 @@ def _sum_backward(calls: Sequence[Call], at: int) -> Group | None:
     return Group(at + 3, _fused(first, "sum_relu_backward", y, both, da, db, slope=slope))
 
 
+def _sums_backward(calls: Sequence[Call], at: int) -> Group | None:
+    """The gradient of a split in two, and the gradients of a sum of two and a ReLU before it."""
+    first = calls[at]
+    if len(first.operands) != 3 or not _is(calls, at + 1, "relu_backward"):
+        return None
+    one, two, total = first.operands
+    group = _sum_backward(calls, at + 1)
+    if group is None or not _same(total, calls[at + 1].operands[1]):
+        return None
+    y, dy, da, db = group.call.operands
+    if dy is None or any(_same(source, target) for source in (one, two) for target in (dy, da, db)):
+        return None
+    written = dataclasses.replace(dy, intent=Intent.OVERWRITE)
+    call = _fused(first, "sums_relu_backward", y, one, two, written, da, db, **group.call.attributes)
+    return Group(group.stop, call)
+
+
 # -------------------------------------------------------------------- what solvers do to many parameters
 
 
@@ -226,4 +243,5 @@ _MATCHES = {
     "scale_backward_beta": (_normalize_backward,),
     "scale_backward_gamma": (_normalize_backward,),
     "eltwise_sum": (_sum_forward,),
+    "sum_arrays": (_sums_backward,),
 }

@@ -91,6 +91,27 @@ def test_all_arrays_are_what_they_are_without_it(plain, channels_last):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("users", [2, 3])
+def test_a_sum_with_several_users(plain, channels_last, users):
+    start = NET.index("layer {", NET.index('bottom: "sum" top: "sum"'))
+    more = "".join(
+        f'layer {{ name: "p{i}" type: "Pooling" bottom: "sum" top: "p{i}" pooling_param {{ pool: AVE global_pooling: true }} }}'
+        f'layer {{ name: "l{i}" type: "Reduction" bottom: "p{i}" top: "l{i}" loss_weight: 0.{i + 1} }}'
+        for i in range(users - 1)
+    )
+    text = NET[:start] + more + NET[start:]
+    expected = made(False, text)
+    plain.undo()
+    net = made(channels_last, text)
+    for each in (expected, net):
+        each.run_forward()
+        each.run_backward()
+    backward = [step.call.op for step in net.compiled()[1]._program()]
+    assert backward.count("sums_relu_backward") == (users == 2) and backward.count("sum_relu_backward") == (users > 2)
+    compare(net, expected)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
 def test_parts_of_passes_go_on_from_whole_ones(plain, channels_last):
     expected = made(False)
     plain.undo()

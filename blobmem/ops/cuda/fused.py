@@ -57,4 +57,11 @@ def sum_relu_forward(a: CudaArray, b: CudaArray, y: CudaArray, *, slope: float) 
 def sum_relu_backward(y: CudaArray, dy: CudaArray, da: CudaArray | None, db: CudaArray | None, *,
                       slope: float) -> None:  # fmt: skip
     """dy, da and db (None: not wanted) all become dy where y is positive, slope * dy elsewhere."""
-    _KERNELS.over(dy, "sum_relu_gradient", dy.size, y, dy, da, db, dy.size, slope)
+    _KERNELS.over(dy, "sum_relu_gradient", dy.size, y, dy, None, dy, da, db, dy.size, slope)
+
+
+@op(family="cuda")
+def sums_relu_backward(y: CudaArray, one: CudaArray, two: CudaArray, dy: CudaArray, da: CudaArray | None,
+                       db: CudaArray | None, *, slope: float) -> None:  # fmt: skip
+    """dy, da and db (None: not wanted) all become one + two where y is positive, slope * (one + two) elsewhere."""
+    _KERNELS.over(dy, "sum_relu_gradient", dy.size, y, one, two, dy, da, db, dy.size, slope)

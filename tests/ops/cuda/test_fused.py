@@ -208,6 +208,19 @@ def test_sum_relu(cuda, rng, size, dtype, slope):
             np.testing.assert_array_equal(result, g)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0, 1, 4, 1030, 5003])
+@pytest.mark.parametrize("slope", [0.0, 0.25])
+def test_sums_relu_backward(cuda, rng, size, dtype, slope):
+    y, one, two = (normal(rng, dtype, size) for _ in range(3))
+    g = np.where(y > 0, one + two, slope * (one + two)).astype(dtype)
+    for a, b in [(True, True), (True, False), (False, True), (False, False)]:
+        targets = [np.ones_like(y), np.ones_like(y) if a else None, np.ones_like(y) if b else None]
+        got = cuda.run("sums_relu_backward", y, one, two, *targets, slope=slope)
+        for result in filter(lambda array: array is not None, got[3:]):
+            np.testing.assert_array_equal(result, g)
+
+
 def test_sum_relu_of_what_is_no_number(cuda):
     a, b = np.array([np.inf, -np.inf, np.inf], np.float32), np.array([1, 1, -np.inf], np.float32)
     np.testing.assert_array_equal(cuda.run("sum_relu_forward", a, b, a, slope=0.0)[2], np.array([np.inf, 0, np.nan]))

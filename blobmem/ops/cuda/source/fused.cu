@@ -9,12 +9,20 @@ extern "C" __global__ void sum_relu(const T *a, const T *b, T *y, i64 n, T slope
   map2(a, b, y, n, [=](T u, T v) { return leaky(u + v, slope); });
 }
 
-// dy, da and db all become dy where y is positive, slope * dy elsewhere; da and db may be null, or dy.
-extern "C" __global__ void sum_relu_gradient(const T *y, T *dy, T *da, T *db, i64 n, T slope) {
-  i64 packs = aligned(y) && aligned(dy) && aligned(da) && aligned(db) ? n / PACK : 0;
+// dy, da and db all become g where y is positive, slope * g elsewhere; g is `one`, plus `two` if that is not null. da and
+// db may be null; arrays may be the same.
+extern "C" __global__ void sum_relu_gradient(const T *y, const T *one, const T *two, T *dy, T *da, T *db, i64 n,
+                                             T slope) {
+  bool whole = aligned(y) && aligned(one) && aligned(two) && aligned(dy) && aligned(da) && aligned(db);
+  i64 packs = whole ? n / PACK : 0;
 #pragma unroll 1
   FOR(i, packs) {
-    Pack v = ((const Pack *)y)[i], g = ((const Pack *)dy)[i];
+    Pack v = ((const Pack *)y)[i], g = ((const Pack *)one)[i];
+    if (two) {
+      Pack more = ((const Pack *)two)[i];
+#pragma unroll
+      for (int j = 0; j < PACK; j++) g.at[j] += more.at[j];
+    }
 #pragma unroll
     for (int j = 0; j < PACK; j++) g.at[j] = passed(v.at[j], g.at[j], slope);
     ((Pack *)dy)[i] = g;
@@ -24,7 +32,7 @@ extern "C" __global__ void sum_relu_gradient(const T *y, T *dy, T *da, T *db, i6
 #pragma unroll 1
   FOR(k, n - packs * PACK) {
     i64 i = packs * PACK + k;
-    T g = passed(y[i], dy[i], slope);
+    T g = passed(y[i], two ? one[i] + two[i] : one[i], slope);
     dy[i] = g;
     if (da) da[i] = g;
     if (db) db[i] = g;
