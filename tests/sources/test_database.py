@@ -144,7 +144,7 @@ def test_files_are_closed_with_their_readers(ten):
     psutil = pytest.importorskip("psutil")
 
     def files():
-        return [file.path for file in psutil.Process().open_files() if file.path.endswith("db/data.mdb")]
+        return [file.path for file in psutil.Process().open_files() if file.path == os.path.join(ten, "data.mdb")]
 
     readers = [Records(ten) for _ in range(3)]
     assert len(files()) == 3

@@ -127,14 +127,21 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("table", [0, -1])
-def test_damage_anywhere_is_an_error(tmp_path, damage, table):
-    rng = np.random.default_rng(0)
-    path = fill(tmp_path / "db", [rng.bytes(3000) for _ in range(1500)], write_buffer_size=2**20, max_file_size=2**20)
+@pytest.fixture(scope="module")
+def several_tables(tmp_path_factory):
+    """A database of several tables."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("tables") / "db"
+    path = fill(folder, [rng.bytes(3000) for _ in range(1500)], write_buffer_size=2**20, max_file_size=2**20)
     assert len(tables(path)) > 1
     assert len(list(open_records(path).read(0, 1500))) == 1500
     gc.collect()
+    return path
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("table", [0, -1])
+def test_damage_anywhere_is_an_error(several_tables, tmp_path, damage, table):
+    path = shutil.copytree(several_tables, str(tmp_path / "db"))
     file = tables(path)[table]
     if DAMAGES[damage] is None:
         os.remove(file)
