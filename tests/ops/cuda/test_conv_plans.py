@@ -481,3 +481,18 @@ def test_predictions_of_what_our_own_kernels_do_are_certain(gpu):
     window = {"stride": (1,) * 4, "pad": (0,) * 4, "dilation": (1,) * 4, "group": 1}
     assert table("cuda")["conv_forward"].workspace_bytes(x, w, None, x, device=gpu, **window) == 0
     assert not gpu.uncertain
+
+
+@pytest.mark.parametrize(
+    "times, best, ms, runs",
+    [
+        ([9, 1, 2, 3, 0.5, 4], float("inf"), 0.5, 6),
+        ([9, 1.2, 1.1, 1.3, 1.3, 1.3], 1.0, 1.1, 6),
+        ([8.9, 1.7, 1.6], 1.0, 1.6, 3),
+        ([9.1], 1.0, 9.1, 1),
+    ],
+)
+def test_no_time_is_spent_on_what_is_much_slower(times, best, ms, runs):
+    left = list(times)
+    assert conv_search.least(lambda: left.pop(0), best) == ms
+    assert len(times) - len(left) == runs
