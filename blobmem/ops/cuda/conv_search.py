@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.devices.cuda.context import bindings, check
+from blobmem.devices.cuda.calls import bindings, check
 from blobmem.errors import DeviceError
 from blobmem.ops.cuda.algorithms import DIRECT, Candidate, Key
 from blobmem.ops.cuda.conv_direct import (

@@ -12,8 +12,9 @@ from cuda_devices import needs_gpu
 from fake_driver import FakeDriver
 
 from blobmem.devices.cuda import driver as module
+from blobmem.devices.cuda.calls import bindings, check
 from blobmem.devices.cuda.chunks import NoRoom
-from blobmem.devices.cuda.context import Context, bindings, check
+from blobmem.devices.cuda.context import Context
 from blobmem.devices.cuda.driver import RED_ZONE, PlainMemory, VirtualMemory, make_space
 from blobmem.devices.cuda.space import Space
 from blobmem.errors import DeviceError
