@@ -1,0 +1,6 @@
+"""The plan of a pass: lifetimes from its calls, and from these an arena in which arrays take turns."""
+
+from blobmem.net.plan.arena import Layout, layout
+from blobmem.net.plan.liveness import Lifetime, Lifetimes, lifetimes
+
+__all__ = ["Layout", "Lifetime", "Lifetimes", "layout", "lifetimes"]

@@ -1,0 +1,156 @@
+"""The plan of the nets in models/, and of three deep ones, is within 1.02 of the largest load of their passes."""
+
+from pathlib import Path
+
+import pytest
+
+import blobmem
+from blobmem import TEST, TRAIN, SimulatedDevice
+from blobmem.footprint import stated_shapes
+from blobmem.net.builder import specs_of
+from blobmem.net.plan import layout, lifetimes
+from models.generate.writer import AVE, MAX, Net
+
+ROOT = Path(__file__).parents[3]
+KEPT = ["lenet", "alexnet", "caffenet", "googlenet", "inception_v3", "resnet50", "squeezenet", "vgg16"]
+
+
+def normalised(net, name, bottom):
+    """BatchNorm, Scale and ReLU before a convolution, which leave the bottom to the shortcut."""
+    top = net.layer(f"{name}/bn", "BatchNorm", bottom, f"{name}/bn")
+    net.layer(f"{name}/scale", "Scale", top, top, scale_param={"bias_term": True})
+    return net.relu(f"{name}/relu", top)
+
+
+def started(name, shape, batch, labels=()):
+    net = Net(name, name, name, shape, deploy=False, bias_doubled=False)
+    net.layer(
+        "data",
+        "Input",
+        (),
+        ["data", "label"],
+        input_param={"shape": [{"dim": [batch, *shape]}, {"dim": [batch, *labels]}]},
+    )
+    return net, "data"
+
+
+def resnet(depth, batch):
+    """He et al. 2016, for CIFAR: blocks of normalisation, 1x1, 3x3 and 1x1 convolutions, before which they normalise."""
+    net, blob = started(f"resnet{depth}", (3, 32, 32), batch)
+    blob = net.conv("conv1", blob, 16, 3, pad=1, bias=None)
+    for stage, width in enumerate((16, 32, 64)):
+        for block in range((depth - 2) // 9):
+            name, stride = f"{stage}/{block}", 2 if stage and not block else 1
+            inner = normalised(net, f"{name}a", blob)
+            shortcut = blob if block else net.conv(f"{name}/project", inner, 4 * width, 1, stride=stride, bias=None)
+            inner = net.conv(f"{name}/a", inner, width, 1, stride=stride, bias=None)
+            inner = net.conv(f"{name}/b", normalised(net, f"{name}b", inner), width, 3, pad=1, bias=None)
+            inner = net.conv(f"{name}/c", normalised(net, f"{name}c", inner), 4 * width, 1, bias=None)
+            blob = net.layer(f"{name}/sum", "Eltwise", [shortcut, inner], f"{name}/sum")
+    net.head(net.fc("fc", net.pool("pool", normalised(net, "last", blob), AVE), 10), top5=False)
+    return net.text()
+
+
+def densenet(blocks, batch):
+    """Huang et al. 2017, growth 32: each layer takes all those before it in its block, concatenated."""
+    net, blob = started("densenet", (3, 224, 224), batch)
+    blob = net.relu("relu", net.batch_norm("bn", "scale", net.conv("conv1", blob, 64, 7, stride=2, pad=3, bias=None)))
+    blob, channels = net.pool("pool1", blob, MAX, 3, stride=2), 64
+    for stage, layers in enumerate(blocks):
+        if stage:
+            channels //= 2
+            blob = net.conv(f"{stage}/half", normalised(net, f"{stage}", blob), channels, 1, bias=None)
+            blob = net.pool(f"{stage}/pool", blob, AVE, 2, stride=2)
+        for index in range(layers):
+            name = f"{stage}/{index}"
+            inner = net.conv(f"{name}/a", normalised(net, f"{name}a", blob), 128, 1, bias=None)
+            inner = net.conv(f"{name}/b", normalised(net, f"{name}b", inner), 32, 3, pad=1, bias=None)
+            blob = net.concat(f"{name}/concat", [blob, inner])
+        channels += 32 * layers
+    net.head(net.fc("fc", net.pool("pool", normalised(net, "last", blob), AVE), 1000), top5=False)
+    return net.text()
+
+
+def unet(batch):
+    """Ronneberger et al. 2015, with padding: down four levels, and up beside what was there."""
+    net, blob = started("unet", (1, 256, 256), batch, (1, 256, 256))
+
+    def twice(name, blob, channels):
+        for part in "ab":
+            blob = net.relu(f"{name}{part}/relu", net.conv(f"{name}{part}", blob, channels, 3, pad=1))
+        return blob
+
+    beside = []
+    for level in range(4):
+        beside.append(twice(f"down{level}", blob, 64 << level))
+        blob = net.pool(f"pool{level}", beside[-1], MAX, 2, stride=2)
+    blob = twice("bottom", blob, 1024)
+    for level in (3, 2, 1, 0):
+        up = {"num_output": 64 << level, "kernel_size": 2, "stride": 2, "weight_filler": {"type": "xavier"}}
+        blob = net.layer(f"up{level}", "Deconvolution", blob, f"up{level}", convolution_param=up)
+        blob = twice(f"side{level}", net.concat(f"beside{level}", [beside[level], blob]), 64 << level)
+    net.loss("loss", net.conv("scores", blob, 2, 1))
+    return net.text()
+
+
+DEEP = {"resnet1001": resnet(1001, 64), "densenet264": densenet((6, 12, 64, 48), 16), "unet": unet(4)}
+
+
+def reckoned(calls, scratch, keep):
+    """(Bytes of arrays that are alive at the fullest moment, memories alive at the ends), by going back from the end.
+
+    As compilers do it: alive before a call is what it reads, and what is alive after it and the call does not replace.
+    """
+    sizes = {}
+    for each in calls:
+        for operand in each.present():
+            view = operand.view
+            sizes[view.memory] = max(sizes.get(view.memory, 0), view.offset + view.nbytes)
+    outside = set(keep) | {view.memory for each in calls if each.once for view in each.writes}
+    for _ in range(2):  # first find what is outside, then count the rest
+        alive, held, fullest = set(), 0, 0
+        for each, extra in zip(reversed(calls), reversed(scratch), strict=True):
+            used = {operand.view.memory for operand in each.present()} - outside
+            held += sum(sizes[memory] for memory in used - alive)
+            alive |= used
+            fullest = max(fullest, held + extra)
+            whole = {v.memory for v in each.overwrites if v.nbytes == sizes[v.memory]}
+            read = {view.memory for view in each.reads}
+            dead = (whole - read) & alive
+            held -= sum(sizes[memory] for memory in dead)
+            alive -= dead
+        outside |= alive
+    return fullest, outside & set(sizes)
+
+
+def whole_pass(net):
+    """The calls of an iteration, their scratch, and what is read after it."""
+    net.needs(backward=not net.forward_only)
+    schedules = net.compiled()[: 1 if net.forward_only else 2]
+    calls = [each for schedule in schedules for each in schedule.calls]
+    scratch = [s.scratch_bytes(at, at + 1) for s in schedules for at in range(len(s.calls))]
+    return calls, scratch, {net.blobs[name].data_view.memory for name in net.outputs}
+
+
+@pytest.mark.parametrize("phase", [TRAIN, TEST], ids=["train", "inference"])
+@pytest.mark.parametrize("name", [*KEPT, *DEEP])
+def test_plan_over_lower_bound(monkeypatch, check, largest_load, name, phase):
+    monkeypatch.chdir(ROOT)
+    shapes = {}
+    if name in DEEP:
+        model = DEEP[name]
+    else:
+        model = f"models/{name}/train_val.prototxt"
+        shapes = stated_shapes(specs_of(model))
+    device = SimulatedDevice(compute=False)
+    net = blobmem.Net(model, phase, device=device, seed=0, input_shapes=shapes, forward_only=phase == TEST)
+    calls, scratch, keep = whole_pass(net)
+    found = lifetimes(calls, scratch, keep)
+    plan = layout(found.arena)
+    check(found.arena, plan)
+    bound, outside = reckoned(calls, scratch, keep)
+    assert outside == set(found.pinned)
+    assert largest_load(found.arena) == bound, "nothing is planned to live longer than it does"
+    assert 0 < plan.nbytes <= 1.02 * bound
+    assert plan.nbytes < 0.9 * sum(life.nbytes for life in found.arena), "or there was nothing to plan"
+    assert device.statistics.bytes_held == 0
