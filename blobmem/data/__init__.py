@@ -4,8 +4,8 @@ source      what all such layers share; `prefetch` makes their batches ahead, in
 database    records of a database in order, by position; `lmdb_file` and `lmdb_tree` read LMDB's, `leveldb` the others
 datum       a record (Datum message) to an array; `images` decodes compressed ones
 transform   crop, mirror, mean and scale
-batches     whole batches by position, into given arrays; `plain` makes bytes of runs of records at once
-feed        what layers of images share: to a CUDA device their batches travel as bytes
+batches     whole batches by position, into given arrays; `plain` makes bytes of many records at once
+feed        what layers of images share: to a CUDA device their batches travel as bytes, in units (`feed_unit`)
 layer       the Data layer
 writer      a new database, all of it or nothing
 mnist       MNIST's files to databases

@@ -94,7 +94,12 @@ class BatchLoader:
         found: list[int] = []  # labels, one for each place that is filled
         with self._reader(position, count) as reader:
             if cuts is not None:
-                found = self._load_plain(reader, position, seed, data, cuts)
+                placed = self._load_plain(reader, position, seed, data, cuts)
+                if len(placed) == count:
+                    if labels is not None:
+                        labels[...] = placed
+                    return
+                found = placed.tolist()
             done = plain = len(found)
             choices = random_words(seed, self._name, position, count) if transformer.random and plain < count else None
             items = self._items(reader, position + plain) if plain < count else ()
@@ -126,10 +131,10 @@ class BatchLoader:
 
     # ---------------------------------------------------------------- the parts
 
-    def _load_plain(self, reader: Reader, position: int, seed: int, data: np.ndarray, cuts: np.ndarray) -> list[int]:
+    def _load_plain(self, reader: Reader, position: int, seed: int, data: np.ndarray, cuts: np.ndarray) -> np.ndarray:
         """Fill the first places of a batch of bytes, up to the first record that is not plain; the labels."""
         if not isinstance(reader, Records):
-            return []
+            return np.empty(0, np.int64)
         # imported late: `import blobmem` must not wait for the compiler
         from blobmem.data.plain import Placer
 
@@ -137,11 +142,8 @@ class BatchLoader:
         placer = Placer(self.transformer, data, cuts, words)
         # what is wrong comes again, and is told, when the record is read by itself
         with contextlib.suppress(NetError):
-            for run in reader.runs(position):
-                if not placer.place(*run):
-                    break
-        labels: list[int] = placer.labels[: placer.done].tolist()
-        return labels
+            reader.place(position, placer)
+        return placer.labels[: placer.done]
 
     @contextlib.contextmanager
     def _reader(self, position: int, count: int) -> Iterator[Reader]:

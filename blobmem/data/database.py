@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from blobmem.data.datum import RecordError
 from blobmem.data.lmdb_file import DATA_FILE, LmdbFile
-from blobmem.data.lmdb_tree import Item, Leaves, Run
+from blobmem.data.lmdb_tree import Item, Leaves
 from blobmem.errors import NetError
+
+if TYPE_CHECKING:
+    from blobmem.data.plain import Placer
 
 Kind = Literal["LMDB", "LEVELDB"]
 
@@ -99,27 +102,41 @@ class Records:
                 yield item
             self._seek(self._index % len(self))
 
-    def runs(self, position: int) -> Iterator[Run]:
-        """The values from `position` on, those that lie together together; ends before one that is damaged."""
-        self._seek(position % len(self))
-        while True:
+    def place(self, position: int, placer: Placer) -> None:
+        """Let the placer take the values from `position` on until it is full, or comes to one that is not plain."""
+        self._seek(position % len(self), placer)
+        while not placer.full:
             leaves = self._leaves
-            for run in leaves.runs(self._index - leaves.first):
-                self._index += len(run[1])
-                yield run
-            if self._index < leaves.first + leaves.count:
+            self._index += leaves.place(self._index - leaves.first, placer)
+            if self._index == leaves.first + leaves.count:
+                self._seek(self._index % len(self))
+            elif not placer.full and not self._place_one_by_one(placer):
                 return
-            self._seek(self._index % len(self))
+
+    def _place_one_by_one(self, placer: Placer) -> bool:
+        """`place`, for the leaf's values that lie in pages of their own; whether it goes on behind them."""
+        leaves = self._leaves
+        for _, value in leaves.records(self._index - leaves.first):
+            if isinstance(value, RecordError) or not placer.place(value):
+                return False
+            self._index += 1
+            if len(value) <= self._file.page_size // 2 or placer.full:  # larger ones never lie in leaves
+                break
+        self._seek(self._index % len(self))
+        return True
 
     def read(self, position: int, count: int) -> Iterator[tuple[bytes, bytes]]:
         return checked(self.path, self.items(position), count)
 
-    def _seek(self, index: int) -> None:
+    def _seek(self, index: int, placer: Placer | None = None) -> None:
+        """Go to a record; where there is a placer, with its help."""
         if index < self._leaves.first:
             self._leaves = Leaves(self._file)
         leaves = self._leaves
         try:
             while index >= leaves.first + leaves.count:
+                if placer is not None and index > leaves.first + leaves.count:
+                    leaves.skip(index, placer)
                 if not leaves.advance():
                     end = leaves.first + leaves.count
                     raise self._file.damaged(f"it ends after {end} of {len(self)} records")

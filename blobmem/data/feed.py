@@ -1,20 +1,26 @@
-"""Batches of images, which a CUDA device gets as bytes and transforms itself; others get them ready."""
+"""Batches of images, which a CUDA device gets as bytes and transforms itself; others get them ready.
+
+Small batches are made and sent in units of several, so that what each unit costs is shared by the steps that use it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from blobmem.data.batches import NotBytes
 from blobmem.data.datum import Shape
+from blobmem.data.feed_unit import Ready, Unit
 from blobmem.data.prefetch_batch import Batch, LockableBuffer, Spec, places
 from blobmem.data.source import PREFETCH, Batched
 from blobmem.data.transform import Transformer
 from blobmem.devices import Device, Event
 from blobmem.memory.blob import Blob
-from blobmem.ops.call import Call, call, overwrite, read
+from blobmem.ops.call import Call, call, overwrite, read, write
+
+_UNIT_BYTES = 2**20
+_MOST_TOGETHER = 32  # more batches in a unit save nothing worth having
 
 
 class ImageBatches(Batched):
@@ -44,9 +50,12 @@ class ImageBatches(Batched):
     ) -> None:
         """`start`, for items of a shape that are made of records of a shape, whose values are bytes or are not."""
         self.sends_bytes = False
-        # of a batch in bytes: bytes, cuts and labels, and where they lie
+        self._together = 1  # batches of a unit
+        # of a unit: bytes, cuts and labels, and where they lie
         self._specs: list[Spec] = []
         self._places: list[int] = []
+        self._unit: Unit | None = None  # on the device, with batches that may be asked for
+        self._broken: tuple[int, int] | None = None  # position and seed of a unit that cannot be made as a whole
         self._record, self._holds_bytes = record, holds_bytes
         shapes = [(batch, *item), (batch,)][: len(self.param.top)]
         self.start(batch, shapes, position=position, prefetch=prefetch, varies=varies)
@@ -75,18 +84,31 @@ class ImageBatches(Batched):
         if wanted == self.sends_bytes:
             return
         self.sends_bytes = wanted
-        waited = self._batches.waited
-        load, shapes = (self._load_bytes, self._byte_shapes) if wanted else (self.load, self.shapes)
-        self._batches = self._prefetcher(load, shapes)
-        self._batches.waited = waited
         self.internal.clear()
+        self._unit = None
         if wanted:
+            self._together = self._most_together()
             self._fit()
+        load, shapes = (self._load_bytes, self._byte_shapes) if wanted else (self.load, self.shapes)
+        waited = self._batches.waited
+        self._batches = self._prefetcher(load, shapes, self._together if wanted else 1)
+        self._batches.waited = waited
+
+    def _most_together(self) -> int:
+        """How many batches make a unit: a function of the options and shapes alone."""
+        if self.varies or not self._prefetch:
+            return 1
+        return max(1, min(_MOST_TOGETHER, _UNIT_BYTES // places(self._specs_of(1))[-1]))
+
+    def _specs_of(self, batches: int) -> list[Spec]:
+        """The arrays of so many batches in bytes."""
+        (items, *item), *labels = self.top_shapes
+        shapes = [(batches * items, *item), (batches * items, 3), *((batches * items,) for _ in labels)]
+        types = np.dtype(np.uint8), np.dtype(np.int32), np.dtype(self.context.dtype)
+        return list(zip(shapes, types, strict=False))
 
     def _fit(self) -> None:
-        data, *labels = self.top_shapes
-        types = np.dtype(np.uint8), np.dtype(np.int32), np.dtype(self.context.dtype)
-        self._specs = list(zip([tuple(data), (data[0], 3), *map(tuple, labels)], types, strict=False))
+        self._specs = self._specs_of(self._together)
         self._places = places(self._specs)
         self.internal_blob("bytes", (self._places[-1],), np.uint8)
         mean = self.transformer.mean_shape(self._record)
@@ -114,11 +136,11 @@ class ImageBatches(Batched):
         if not self.sends_bytes:
             yield from super().forward(bottom, top)
             return
-        mean = self.internal.get("mean")
+        packed, mean = self.internal["bytes"], self.internal.get("mean")
         if mean is not None:
             yield call(self._write_mean, overwrite(mean), once=True)
         operands = [
-            overwrite(self.internal["bytes"]),
+            overwrite(packed) if self._together == 1 else write(packed),  # what other batches need must stay there
             None if mean is None else read(mean),
             overwrite(top[0]),
             overwrite(top[1]) if len(top) > 1 else None,
@@ -129,42 +151,56 @@ class ImageBatches(Batched):
     def _write_mean(self, array: np.ndarray) -> None:
         array[...] = self.transformer.mean()
 
-    def _take_bytes(self, device: Device) -> Any:
-        """The next batch, locked, for the op `feed_images`."""
+    def _take_bytes(self, device: Device) -> Unit | Ready:
+        """The next batch, for the op `feed_images`."""
+        position, unit = self.position, self._unit
+        if unit is None or not unit.turn_to(position, self.context.state.seed, device):
+            return self._next_unit(device)
+        self.position = position + self.batch
+        if unit.number == 1:
+            self._batches.make_ahead()
+        return unit
+
+    def _next_unit(self, device: Device) -> Unit | Ready:
+        """The unit that begins with the next batch, locked; where that has no bytes, the batch itself."""
+        self._unit = None
+        position, seed = self.position, self.context.state.seed
         try:
-            batch = self._batches.lend(self.position, self.context.state.seed, self._specs)
+            batch, count = self._lend(position, seed)
         except NotBytes:
             arrays = [np.empty(shape, self.context.dtype) for shape in self.top_shapes]
-            self.load(self.position, self.context.state.seed, arrays)
-            return _Unpacked(self, arrays)
+            self.load(position, seed, arrays)
+            return Ready(self._passed_over, arrays)
         assert isinstance(batch.buffer, LockableBuffer)
         batch.buffer.lock(device)
-        return _Packed(self, batch, self._places[-1])
+        return Unit(self._sent, batch, self._places[-1], count, self.batch, device, self._together == 1)
 
+    def _lend(self, position: int, seed: int) -> tuple[Batch, int]:
+        """The unit that begins there, and how many of its batches are in it: 1 where not all can be made."""
+        if self._together == 1:
+            return self._batches.lend(position, seed, self._specs), 1
+        if self._broken_end(position, seed) is None:
+            try:
+                return self._batches.lend(position, seed, self._specs), self._together
+            except Exception:  # raised again when the batch that it concerns is taken
+                self._broken = position, seed
+        return self._batches.make(position, seed, self._specs, self.batch), 1
 
-class _Packed:
-    """A batch of bytes. See blobmem.ops.cuda.feed.Taken."""
+    def _broken_end(self, position: int, seed: int) -> int | None:
+        """Where the unit ends that could not be made, if this position is in it."""
+        if self._broken is None or self._broken[1] != seed:
+            return None
+        end = self._broken[0] + self._together * self.batch
+        return end if self._broken[0] <= position < end else None
 
-    arrays = ()
+    def _sent(self, unit: Unit, event: Event) -> None:
+        batch = unit.batch
+        self._batches.take_back(batch, event, self._broken_end(batch.position, batch.seed))
+        self.position += self.batch
+        if self._together > 1:  # else other nets may use the array, too
+            self._unit = unit
 
-    def __init__(self, layer: ImageBatches, batch: Batch, nbytes: int) -> None:
-        self._layer, self._batch = layer, batch
-        self.packed = batch.buffer.raw[:nbytes]
-
-    def sent(self, event: Event) -> None:
-        self._layer._batches.take_back(self._batch, event)
-        self._layer.position += self._layer.batch
-
-
-class _Unpacked:
-    """A batch that has no bytes, ready for the tops. See blobmem.ops.cuda.feed.Taken."""
-
-    packed = None
-
-    def __init__(self, layer: ImageBatches, arrays: Sequence[np.ndarray]) -> None:
-        self._layer, self.arrays = layer, arrays
-
-    def sent(self, event: Event) -> None:
-        layer = self._layer
-        layer._batches.pass_over(layer.position, layer.context.state.seed, layer._specs)
-        layer.position += layer.batch
+    def _passed_over(self) -> None:
+        position, seed = self.position, self.context.state.seed
+        self._batches.pass_over(position, seed, self._specs, self._broken_end(position, seed))
+        self.position += self.batch

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from blobmem.data.datum import RecordError
 from blobmem.data.lmdb_file import BRANCH, HEADER, LEAF, LmdbFile
 
+if TYPE_CHECKING:
+    from blobmem.data.plain import Placer
+
 Item = tuple[bytes, bytes | RecordError]
 """Key and value of a record; where that is damaged, what is wrong with it."""
 
-Run = tuple[np.ndarray, np.ndarray]
-"""Bytes, and where in them values of records begin and end, (values, 2)."""
-
 _NODE = struct.Struct("<HHHH")
 _NUMBER = struct.Struct("<Q")
+_CHILD = 2**48 - 1  # the bits of a branch's node that are the child's number; the key's size is above
 _BIG = 1
 _LONGEST_KEY = 511  # bytes, as LMDB is built
 
@@ -48,28 +48,30 @@ class Leaves:
             return False
         while len(self._path) < self._file.depth:
             self._path.append(self._children(self._path[-1].pop())[::-1])
-        self._number = self._path[-1].pop()
-        self._page = self._file.page(self._number, LEAF)
-        self._offsets = _offsets(self._page)
-        if not self._offsets:  # of such ones, branches that share children could have a walk without end
-            raise self._file.damaged(f"leaf page {self._number} has no records")
         self.first += self.count
+        self._enter(self._path[-1].pop())
+        return True
+
+    def _enter(self, number: int) -> None:
+        """Be at that leaf, whose first record is `first`."""
+        self._number = number
+        self._page = self._file.page(number, LEAF)
+        self._offsets = _offsets(self._page)
         self.count = len(self._offsets)
+        if not self.count:  # of such ones, branches that share children could have a walk without end
+            raise self._file.damaged(f"leaf page {number} has no records")
         if self.first + self.count > self._file.entries:
             raise self._file.damaged(f"it has more than its {self._file.entries} records")
-        return True
 
     def _children(self, number: int) -> list[int]:
         page = self._file.page(number, BRANCH)
-        children = []
-        for offset in _offsets(page):
-            if offset + _NODE.size > len(page):
-                raise self._file.damaged(f"page {number} has a node beyond its end")
-            low, high, top, _ = _NODE.unpack_from(page, offset)
-            children.append(low | high << 16 | top << 32)
-        if not children:
+        offsets = _offsets(page)
+        if not offsets:
             raise self._file.damaged(f"branch page {number} has no children")
-        return children
+        if max(offsets) + _NODE.size > len(page):
+            raise self._file.damaged(f"page {number} has a node beyond its end")
+        node = _NUMBER.unpack_from
+        return [node(page, offset)[0] & _CHILD for offset in offsets]
 
     def records(self, start: int) -> Iterator[Item]:
         """Key and value of this leaf's records from its record `start` on; for a damaged value an error."""
@@ -93,23 +95,34 @@ class Leaves:
             else:
                 yield key, self._damage()
 
-    def runs(self, start: int) -> Iterator[Run]:
-        """The values of this leaf's records from its record `start` on, as far as none is damaged."""
-        # imported late: reading alone must not wait for the compiler
-        from blobmem.data.plain import plain_values
+    def place(self, start: int, placer: Placer) -> int:
+        """Let the placer take values from this leaf's record `start` on, and go to the leaf of the last; how many.
 
-        page = np.frombuffer(self._page, np.uint8)
-        while start < self.count:
-            places = np.empty((self.count - start, 2), np.int64)
-            found = plain_values(page, start, places)
-            if found:
-                yield page, places[:found]
-            else:
-                (_, value), found = next(self.records(start)), 1
-                if isinstance(value, RecordError):
-                    return
-                yield np.frombuffer(value, np.uint8), np.array([[0, len(value)]])
-            start += found
+        Ends before a value that is not plain, or whose leaf has to be read or is damaged.
+        """
+        ahead = self._ahead()
+        swept = placer.place_leaves(*self._file.window, [self._number, *ahead], start, self._file.entries - self.first)
+        if swept.leaf:
+            self._go_on(swept.leaf, swept.before)
+        return swept.taken
+
+    def skip(self, index: int, placer: Placer) -> None:
+        """Go on, over leaves that have been read already, to the last that ends before record `index`."""
+        end = self.first + self.count
+        skipped, before = placer.skip_leaves(*self._file.window, self._ahead(), index - end)
+        if skipped:
+            self._go_on(skipped, self.count + before)
+
+    def _ahead(self) -> list[int]:
+        """The next leaves, of those that hang on the same branch, as many as may have been read together."""
+        return self._path[-1][: -self._file.most_together - 1 : -1]
+
+    def _go_on(self, leaves: int, records: int) -> None:
+        """Go on by so many leaves, to one that has so many records before it from `first` on."""
+        number = self._path[-1][-leaves]
+        del self._path[-1][-leaves:]
+        self.first += records
+        self._enter(number)
 
     def _big_value(self, number: int, size: int) -> bytes | RecordError:
         try:

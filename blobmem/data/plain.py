@@ -1,10 +1,13 @@
-"""Runs of plain records to batches of bytes, compiled: what `BatchLoader` does for records that are as they should be.
+"""Plain records in LMDB's leaf pages to batches of bytes, compiled: `BatchLoader` for records as they should be.
 
-With Python for every record, threads that make batches of small images would take the interpreter from the pass that
-they work for. Whatever is not plain (a compressed image, floats, another shape, damage) is left to Python.
+With Python for every record or page, threads that make batches of small images would take the interpreter from the pass
+that they work for. Whatever is not plain (a compressed image, floats, another shape, damage) is left to Python.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,30 +15,40 @@ from blobmem.data.transform import Transformer
 from blobmem.ops.host.compiled import kernel, part
 
 _HEADER, _LOWER, _NODE, _LONGEST_KEY = 16, 12, 8, 511  # of LMDB's pages and nodes, in bytes
+_LEAF, _KINDS = 2, 15  # among a page's flags: BRANCH, LEAF, OVERFLOW and META are its kind
 
 
-@kernel
-def plain_values(page, start, values):  # type: ignore[no-untyped-def]
-    """Where values begin and end in a leaf page of LMDB, from its record `start` on, up to the first that is elsewhere.
+@part
+def _number(raw, at, size):  # type: ignore[no-untyped-def]
+    """The number of `size` bytes at `at`, the lowest first; of 8 bytes it may come out negative."""
+    value = np.int64(0)
+    for byte in range(size):
+        value |= np.int64(raw[at + byte]) << (8 * byte)
+    return value
 
-    The page's bounds of offsets are right. Returns the number of values.
-    """
-    for n in range(len(values)):
-        at = _HEADER + 2 * (start + n)
-        node = np.int64(page[at]) | np.int64(page[at + 1]) << 8
-        if node + _NODE > len(page):
-            return n
-        size = np.int64(0)
-        for byte in range(4):
-            size |= np.int64(page[node + byte]) << (8 * byte)
-        flags = page[node + 4] | page[node + 5]
-        key_size = np.int64(page[node + 6]) | np.int64(page[node + 7]) << 8
-        value = node + _NODE + key_size
-        if flags or key_size > _LONGEST_KEY or value + size > len(page):
-            return n
-        values[n, 0] = value
-        values[n, 1] = value + size
-    return len(values)
+
+@part
+def _records_in(page, number):  # type: ignore[no-untyped-def]
+    """How many records a leaf page has; 0 where it is not that page, or its header is wrong (`LmdbFile.page`)."""
+    lower, upper = _number(page, _LOWER, 2), _number(page, _LOWER + 2, 2)
+    if _number(page, 0, 8) != number or _number(page, 10, 2) & _KINDS != _LEAF:
+        return 0
+    if not _HEADER <= lower <= upper <= len(page) or lower % 2:
+        return 0
+    return (lower - _HEADER) // 2
+
+
+@part
+def _value(page, record):  # type: ignore[no-untyped-def]
+    """Where the value of a leaf page's record begins and ends; -1 where it lies elsewhere, or the node is wrong."""
+    node = _number(page, _HEADER + 2 * record, 2)
+    if node + _NODE > len(page):
+        return -1, -1
+    size, key_size = _number(page, node, 4), _number(page, node + 6, 2)
+    start = node + _NODE + key_size
+    if _number(page, node + 4, 2) or key_size > _LONGEST_KEY or start + size > len(page):
+        return -1, -1
+    return start, start + size
 
 
 @part
@@ -77,40 +90,102 @@ def _parse(raw, at, stop, fields):  # type: ignore[no-untyped-def]
     return at == stop and fields[5] > 0 and fields[5] == fields[0] * fields[1] * fields[2]
 
 
+@part
+def _place(raw, start, stop, place, fields, batch):  # type: ignore[no-untyped-def]
+    """Put the Datum at [start, stop) into a place of the batch; False, and nothing is done, where it is not plain."""
+    data, shape, labels, cuts, words, crop, random_crop, mirror, mean = batch
+    channels, rows, columns = shape
+    if place >= len(data) or not _parse(raw, start, stop, fields):
+        return False
+    height, width = fields[1], fields[2]
+    if fields[0] != channels or height < rows or width < columns:
+        return False
+    if not crop and (height != rows or width != columns):
+        return False
+    if len(mean) and (channels != mean[0] or height != mean[1] or width != mean[2]):
+        return False
+    top, left = (height - rows) // 2, (width - columns) // 2
+    if crop and random_crop:
+        top = np.int64(words[place, 1] % np.uint64(height - rows + 1))
+        left = np.int64(words[place, 2] % np.uint64(width - columns + 1))
+    lines, run = (rows, columns) if width > columns else (1, rows * columns)  # that lie together in both
+    for c in range(channels):
+        for y in range(lines):
+            source, target = fields[4] + (c * height + top + y) * width + left, (c * rows + y) * columns
+            line, out = raw[source : source + run], data[place, target : target + run]
+            for x in range(run):
+                out[x] = line[x]
+    cuts[place, 0], cuts[place, 1], cuts[place, 2] = top, left, 0
+    if mirror:
+        cuts[place, 2] = np.int32(words[place, 0] & np.uint64(1))
+    labels[place] = fields[3]
+    return True
+
+
 @kernel
-def _place(raw, values, first, data, labels, cuts, words, crop, random_crop, mirror, mean):  # type: ignore[no-untyped-def]
-    _, channels, rows, columns = data.shape
+def _place_value(raw, done, batch):  # type: ignore[no-untyped-def]
+    return _place(raw, 0, len(raw), done, np.zeros(6, np.int64), batch)
+
+
+@kernel
+def _place_leaves(block, size, first, numbers, start, most, done, batch):  # type: ignore[no-untyped-def]
+    """See Placer.place_leaves."""
     fields = np.zeros(6, np.int64)
-    for n in range(len(values)):
-        place = first + n
-        if place == len(data) or not _parse(raw, values[n, 0], values[n, 1], fields):
-            return n
-        height, width = fields[1], fields[2]
-        if fields[0] != channels or height < rows or width < columns:
-            return n
-        if not crop and (height != rows or width != columns):
-            return n
-        if len(mean) and (channels != mean[0] or height != mean[1] or width != mean[2]):
-            return n
-        top, left = (height - rows) // 2, (width - columns) // 2
-        if crop and random_crop:
-            top = np.int64(words[place, 1] % np.uint64(height - rows + 1))
-            left = np.int64(words[place, 2] % np.uint64(width - columns + 1))
-        for c in range(channels):
-            for y in range(rows):
-                source = fields[4] + (c * height + top + y) * width + left
-                row, out = raw[source : source + columns], data[place, c, y]
-                for x in range(columns):
-                    out[x] = row[x]
-        cuts[place, 0], cuts[place, 1], cuts[place, 2] = top, left, 0
-        if mirror:
-            cuts[place, 2] = np.int32(words[place, 0] & np.uint64(1))
-        labels[place] = fields[3]
-    return len(values)
+    taken, leaf, before, count = 0, 0, 0, 0
+    for n in range(len(numbers)):
+        at = numbers[n] - first
+        if at < 0 or at >= len(block) // size:
+            break
+        page = block[at * size : (at + 1) * size]
+        records = _records_in(page, numbers[n])
+        if records <= start or before + count + records > most:
+            break
+        record = start
+        while record < records:
+            begin, end = _value(page, record)
+            if begin < 0 or not _place(page, begin, end, done + taken, fields, batch):
+                break
+            record += 1
+            taken += 1
+        if record > start:
+            leaf, before, count = n, before + count, records
+        if record < records:
+            break
+        start = 0
+    return taken, leaf, before
+
+
+@kernel
+def _skip_leaves(block, size, first, numbers, most):  # type: ignore[no-untyped-def]
+    """See Placer.skip_leaves."""
+    skipped, before, count = 0, 0, 0
+    for n in range(len(numbers)):
+        at = numbers[n] - first
+        if at < 0 or at >= len(block) // size:
+            break
+        records = _records_in(block[at * size : (at + 1) * size], numbers[n])
+        if records < 1 or before + count + records > most:
+            break
+        skipped, before, count = n + 1, before + count, records
+    return skipped, before
+
+
+class Swept(NamedTuple):
+    """What `Placer.place_leaves` has come to.
+
+    Attributes:
+        taken: values that were placed.
+        leaf: which of the leaves the last of them was in; 0 if there is none.
+        before: records of the leaves before that one.
+    """
+
+    taken: int
+    leaf: int
+    before: int
 
 
 class Placer:
-    """Puts plain records into one batch of bytes.
+    """Puts plain records into one batch of bytes, one after the other.
 
     Args:
         transformer: says which part of each.
@@ -124,17 +199,48 @@ class Placer:
 
     def __init__(self, transformer: Transformer, data: np.ndarray, cuts: np.ndarray, words: np.ndarray) -> None:
         mean = transformer.mean_image()
-        shape = np.array(() if mean is None else mean.shape, np.int64)
+        record = np.array(() if mean is None else mean.shape, np.int64)
         self.done = 0
         self.labels = np.zeros(len(data), np.int64)
-        options = transformer.crop > 0, transformer.random_crop, transformer.mirror
-        self._arguments = data, self.labels, cuts, words, *options, shape
+        items = data.reshape(len(data), -1), data.shape[1:], self.labels, cuts, words
+        self._batch = *items, transformer.crop > 0, transformer.random_crop, transformer.mirror, record
 
-    def place(self, raw: np.ndarray, values: np.ndarray) -> bool:
-        """Fill the next items with the Datum messages at `values` (n, 2) in `raw`; whether there is place for more.
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for more."""
+        return self.done == len(self.labels)
 
-        Ends, and there is none, before the first that is not plain.
-        """
-        placed = _place(raw, values, self.done, *self._arguments)
+    def place(self, value: bytes) -> bool:
+        """Fill the next item with a Datum message; False, and nothing is done, where it is not plain."""
+        placed = bool(_place_value(np.frombuffer(value, np.uint8), self.done, self._batch))
         self.done += placed
-        return bool(placed == len(values) and self.done < len(self.labels))
+        return placed
+
+    def place_leaves(
+        self, block: bytes, page_size: int, first: int, numbers: Sequence[int], start: int, most: int
+    ) -> Swept:
+        """Fill the next items with the values of leaf pages, up to the first that is not plain and on its page.
+
+        Args:
+            block: pages of the file, from page `first` on.
+            numbers: of the leaves, in their order; the first one that is not in the block, or not as it should be,
+                ends this, too.
+            start: the record of the first leaf to begin with.
+            most: records that the leaves may have.
+        """
+        pages = np.frombuffer(block, np.uint8)
+        listed = np.array(numbers, np.int64)
+        swept = Swept(*_place_leaves(pages, page_size, first, listed, start, most, self.done, self._batch))
+        self.done += swept.taken
+        return swept
+
+    @staticmethod
+    def skip_leaves(block: bytes, page_size: int, first: int, numbers: Sequence[int], most: int) -> tuple[int, int]:
+        """How many leaves have no more than so many records together, and the records of all but the last of them.
+
+        The arguments are as for `place_leaves`.
+        """
+        skipped, before = _skip_leaves(
+            np.frombuffer(block, np.uint8), page_size, first, np.array(numbers, np.int64), most
+        )
+        return skipped, before

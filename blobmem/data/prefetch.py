@@ -83,25 +83,39 @@ class Prefetcher:
         start = time.perf_counter()
         self._line.lend_pages()
         batch = self._line.get(position, seed, wanted)
-        if batch is None:
-            batch = self._line.spare(position, seed, wanted)
-            try:
-                self._load()(position, seed, batch.arrays)
-            except BaseException:
-                self._line.put_back(batch.buffer)
-                raise
         self.waited += time.perf_counter() - start
+        return self.make(position, seed, wanted, wanted[0][0][0]) if batch is None else batch
+
+    def make(self, position: int, seed: int, wanted: Sequence[Spec], items: int) -> Batch:
+        """`lend` for the first `items` items alone, which are made here and now; the arrays' rest is not written."""
+        start = time.perf_counter()
+        batch = self._line.spare(position, seed, wanted)
+        try:
+            self._load()(position, seed, [array[:items] for array in batch.arrays])
+        except BaseException:
+            self._line.put_back(batch.buffer)
+            raise
+        finally:
+            self.waited += time.perf_counter() - start
         return batch
 
-    def take_back(self, batch: Batch, busy: Event) -> None:
-        """The lent batch is behind; its memory is free from the event on."""
-        self.batches += 1
-        self._line.go_on(batch, batch.position + self._step, batch.seed, specs(batch.arrays), busy)
+    def take_back(self, batch: Batch, busy: Event, following: int | None = None) -> None:
+        """The lent batch is behind; its memory is free from the event on.
 
-    def pass_over(self, position: int, seed: int, wanted: Sequence[Spec]) -> None:
+        The next batch to be made ahead is the one at `following`; the next of the stream, when None.
+        """
+        self.batches += 1
+        position = batch.position + self._step if following is None else following
+        self._line.go_on(batch, position, batch.seed, specs(batch.arrays), busy)
+
+    def pass_over(self, position: int, seed: int, wanted: Sequence[Spec], following: int | None = None) -> None:
         """The batch at `position`, which `lend` could not give, is behind: somebody else has made it."""
         self.batches += 1
-        self._line.go_on(None, position + self._step, seed, wanted)
+        self._line.go_on(None, position + self._step if following is None else following, seed, wanted)
+
+    def make_ahead(self) -> None:
+        """Begin to make what follows on the batch that was taken last: there will be a stream of them."""
+        self._line.begin()
 
     def next_shapes(self, position: int, seed: int) -> Sequence[Shape]:
         """The shapes of the batch at `position`, which stays where it is. Raises what `shapes` and `load` raise."""

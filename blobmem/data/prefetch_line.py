@@ -145,7 +145,13 @@ class Line:
                 self._late = self._late + 1 if batch.late else 0
                 if self._late > 1:
                     self._grow()
-            if streaming and not self._stopped and self._have_threads(1):
+            if streaming:
+                self.begin()
+
+    def begin(self) -> None:
+        """Make ahead from where the last take ended, if there was one."""
+        with self._changed:
+            if self._next is not None and not self._stopped and self._have_threads(1):
                 self._open()
 
     def _grow(self) -> None:

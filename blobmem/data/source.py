@@ -58,10 +58,12 @@ class Batched(Source):
         self._prefetch = prefetch
         self._batches = self._prefetcher(self.load, self.shapes)
 
-    def _prefetcher(self, load: Load, shapes: Shapes) -> Prefetcher:
+    def _prefetcher(self, load: Load, shapes: Shapes, together: int = 1) -> Prefetcher:
+        """What makes batches ahead, so many of them at once."""
         known = shapes if self.varies else None
         divisible, name = self.divisible, self.name
-        return Prefetcher(load, self.batch, self._prefetch, shapes=known, divisible=divisible, name=name)
+        step = self.batch * together
+        return Prefetcher(load, step, self._prefetch, shapes=known, divisible=divisible, name=name)
 
     # ---------------------------------------------------------------- for subclasses to write
 

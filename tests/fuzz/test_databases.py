@@ -12,8 +12,11 @@ from PIL import Image
 from strangers import fuzz, success_or_error
 
 from blobmem import TRAIN, Net, NetError
+from blobmem.data import batches
+from blobmem.data.batches import BatchLoader, NotBytes
 from blobmem.data.database import open_records
 from blobmem.data.datum import RecordError, parse, unpack
+from blobmem.data.transform import Transformer
 from blobmem.data.writer import new_database
 from blobmem.proto import caffe_pb2
 
@@ -81,6 +84,35 @@ def test_lmdb(chance, lmdb, tmp_path):
         data = damage_bytes(data, chance)
     (tmp_path / "data.mdb").write_bytes(data)
     _use(tmp_path, chance)
+
+
+def _as_bytes(folder, position, count, skip):
+    """What a batch of bytes is, or why there is none."""
+    made = Transformer(caffe_pb2.TransformationParameter(), True, np.float32, NetError)
+    data, cuts = np.zeros((count, 3, 6, 7), np.uint8), np.zeros((count, 3), np.int32)
+    labels = np.zeros(count, np.int64)
+    try:
+        BatchLoader(str(folder), made, "d", "here", skip_damaged=skip).load(position, 1, data, labels, cuts)
+    except (NetError, NotBytes) as error:
+        return repr(error)
+    return data.tobytes(), labels.tolist()
+
+
+@fuzz(150)
+def test_leaves_taken_at_once_are_what_their_records_are(chance, lmdb, tmp_path, monkeypatch):
+    data = bytearray(chance.choice(lmdb[:2]))
+    for _ in range(chance.choice((0, 1, 1, 2, 5))):
+        at = 8192 + chance.randrange(len(data) // 4096 - 2) * 4096  # behind the meta data
+        place = at + chance.choice((chance.randrange(32), 4095 - chance.randrange(400), chance.randrange(4096)))
+        data[place] = chance.choice((0, 1, 2, 4, 16, 127, 128, 255, chance.randrange(256)))
+    if chance.random() < 0.1:
+        del data[chance.randrange(8192, len(data)) :]
+    (tmp_path / "data.mdb").write_bytes(data)
+    asked = tmp_path, chance.randrange(310), chance.choice((1, 40, 700)), chance.random() < 0.5
+    found = _as_bytes(*asked)
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "Records", type("Nobody", (), {}))
+        assert _as_bytes(*asked) == found
 
 
 def _with_meta(data, entries, depth, root):

@@ -9,6 +9,7 @@ import lmdb
 import numpy as np
 import pytest
 
+from blobmem.data import lmdb_file
 from blobmem.data.database import Records, kind_of, open_records
 from blobmem.data.datum import RecordError
 from blobmem.errors import NetError
@@ -75,6 +76,15 @@ def test_databases_of_any_history_read_as_lmdb_reads_them(tmp_path, seed):
         assert list(records.read(position, 1)) == [expected[position]]
 
 
+def test_leaves_that_follow_one_another_are_read_together_ever_more(make, monkeypatch):
+    reads, read = [], lmdb_file._read_at
+    monkeypatch.setattr(lmdb_file, "_read_at", lambda *args: reads.append(args[2] // 4096) or read(*args))
+    records = Records(make([b"%d" % n * 200 for n in range(3000)]))
+    reads.clear()
+    assert keys(records, 0, 3000) == list(range(3000))
+    assert max(reads) == 256 and len(reads) < 30 and 400 < sum(reads) < 1000
+
+
 def test_threads_read_one_database_at_once(make):
     path = make([b"%d" % n for n in range(500)])
     failures = []
@@ -97,6 +107,7 @@ def test_threads_read_one_database_at_once(make):
 
 FORKING = """
 import os, sys
+from blobmem.data import lmdb_file
 from blobmem.data.database import Records
 records = Records(sys.argv[1])
 list(records.read(0, 3))
@@ -130,6 +141,7 @@ def test_a_forked_child_does_not_move_its_parents_place(make):
 
 RACING = """
 import os, sys
+from blobmem.data import lmdb_file
 from blobmem.data.database import Records
 records = Records(sys.argv[1])
 child = os.fork()

@@ -1,6 +1,7 @@
 """Images that travel to a CUDA device as bytes become, there, the bits that the host makes of them."""
 
 import io
+import threading
 import time
 
 import numpy as np
@@ -9,17 +10,32 @@ import pytest
 from cuda_devices import EMULATED, GPU
 
 from blobmem import TEST, TRAIN, Net, NetError, build_nets
+from blobmem.data import feed
 from blobmem.devices import HOST
 from blobmem.errors import OutOfDeviceMemory
 from blobmem.footprint import _purposes
 from blobmem.proto import caffe_pb2
 from blobmem.proto.arrays import fill_blob
 from blobmem.proto.text import read_net, write_binary
+from blobmem.solvers import get_solver
 
 
 @pytest.fixture(params=[EMULATED, GPU])
 def device(request):
     return request.param()
+
+
+@pytest.fixture(params=[1, 3, 32], autouse=True)
+def together(request, monkeypatch):
+    """Batches that are sent at once, where they are small."""
+    monkeypatch.setattr(feed, "_MOST_TOGETHER", request.param)
+    return request.param
+
+
+def packed_bytes(items, values, dtype=np.float32):
+    """Of items of so many bytes, as they travel: bytes, cuts and labels."""
+    parts = items * values, items * 12, items * np.dtype(dtype).itemsize
+    return sum(-(-nbytes // 64) * 64 for nbytes in parts)
 
 
 def text(path, batch=4, transform="", extra="backend: LMDB", top='top: "data" top: "label"', name="images"):
@@ -99,13 +115,13 @@ def test_one_top(make, device):
     check(plain, made, 4)
 
 
-def test_records_of_different_sizes_in_one_batch(make, device):
+def test_records_of_different_sizes_in_one_batch(make, device, together):
     sizes = np.random.default_rng(2).integers(5, 12, (13, 2))
     items = [make.pictures(1, (3, *size), seed)[0] for seed, size in enumerate(sizes)]
     plain, made = pair(text(make(items), transform="crop_size: 5 mirror: true mean_value: 10"), device)
     check(plain, made, 9)
     # what travels is what is left of them
-    assert made.internals["images/bytes"].nbytes == 320 + 64 + 64
+    assert made.internals["images/bytes"].nbytes == packed_bytes(4 * together, 3 * 5 * 5)
 
 
 def test_a_batch_of_one_takes_the_size_of_each_record(make, device):
@@ -157,6 +173,101 @@ def test_image_files(tmp_path, device, extra):
     plain, made = pair(message, device)
     check(plain, made, 8)
     assert on_bytes(made) == [True]
+
+
+# ---------------------------------------------------------------- units of several batches
+
+
+def test_any_position_after_any_other(make, device):
+    """Within a unit and out of it, forth and back, in step with it and not, with one seed and another."""
+    plain, made = pair(text(make(make.pictures(23, (1, 6, 5))), transform="crop_size: 4 mirror: true"), device)
+    for position, seed in (
+        (0, 7),
+        (4, 7),
+        (8, 7),
+        (0, 7),
+        (9, 7),
+        (5, 7),
+        (13, 7),
+        (13, 8),
+        (17, 8),
+        (129, 8),
+        (125, 8),
+    ):
+        for net in (plain, made):
+            net.layers[0].load_state_dict({"position": position})
+            net.reseed(seed)
+        check(plain, made, 2)
+
+
+def test_two_nets_over_one_database_each_have_their_units(make, device):
+    path = make(make.pictures(23, (1, 6, 5)))
+    pairs = [pair(text(path, batch=batch, transform="mirror: true"), device) for batch in (4, 4, 3)]
+    for turn in range(12):
+        for number, (plain, made) in enumerate(pairs):
+            check(plain, made, 1 + (turn + number) % 2)
+
+
+def test_what_a_device_has_of_a_unit_survives_a_move(make, device):
+    plain, made = pair(text(make(make.pictures(23, (1, 6, 5)))), device)
+    check(plain, made, 2)
+    made.move_to(HOST)
+    made.move_to(device)
+    check(plain, made, 3)
+
+
+def test_another_thread_goes_on_in_a_unit(make, device):
+    plain, made = pair(text(make(make.pictures(23, (1, 6, 5)))), device)
+    for _ in range(4):
+        check(plain, made, 1)
+        thread = threading.Thread(target=made.run_forward)
+        thread.start()
+        thread.join()
+        plain.run_forward()
+
+
+def test_a_snapshot_in_the_midst_of_a_unit(make, device, tmp_path):
+    ip = 'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }'
+    loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }'
+    items = [make.datum(values, label % 10) for label, values in enumerate(make.pictures(23))]
+    net = read_net(text(make(items), transform="mirror: true scale: 0.01") + ip + loss)
+    param = caffe_pb2.SolverParameter(
+        net_param=net, base_lr=0.1, lr_policy="fixed", snapshot_prefix=str(tmp_path / "s"), momentum=0.9
+    )
+    solver = get_solver(param, seed=3, device=device)
+    solver.step(4)
+    path = solver.snapshot()
+    solver.step(5)
+    again = get_solver(param, seed=9, device=device)
+    again.step(2)
+    again.restore(path)
+    again.step(5)
+    assert again.net.layers[0].position == solver.net.layers[0].position == 36
+    for mine, theirs in zip(again.net.learnable, solver.net.learnable, strict=True):
+        assert np.array_equal(mine.blob.cpu_data(), theirs.blob.cpu_data())
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_what_is_wrong_is_told_with_its_batch_and_the_rest_is_used(make, device, ahead, together):
+    """A damaged record and one of floats, in different units and batches; then whole units again."""
+    items = list(make.pictures(600))
+    items[21] = b"\xff"
+    items[150] = np.random.default_rng(3).normal(size=(1, 4, 5)).astype(np.float32)
+    plain, made = pair(text(make(items), batch=2, extra=f"prefetch: {ahead}", transform="mirror: true"), device)
+    check(plain, made, 10)
+    for _ in range(2):
+        with pytest.raises(NetError, match="record b'00000021'"):
+            made.forward()
+        assert made.layers[0].position == 20
+    for net in (plain, made):
+        net.layers[0].load_state_dict({"position": 22})
+    check(plain, made, 100)
+    device.synchronize()
+    before = device.statistics.snapshot()
+    for _ in range(2 * together):
+        made.run_forward()
+    device.synchronize()
+    assert (device.statistics - before).htod_copies <= 3
 
 
 # ---------------------------------------------------------------- failures
@@ -225,20 +336,24 @@ def test_a_later_layer_that_fails_takes_the_batch_back(make, device):
 # ---------------------------------------------------------------- memory
 
 
-def test_train_and_test_nets_share_the_buffers(make, device):
-    message = text(make(make.pictures(30, (2, 8, 8))), batch=6, transform="crop_size: 5 mirror: true")
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_train_and_test_nets_share_the_buffers_of_single_batches(make, device, together, ahead):
+    message = text(
+        make(make.pictures(30, (2, 8, 8))), batch=6, transform="crop_size: 5 mirror: true", extra=f"prefetch: {ahead}"
+    )
     plain = build_nets(read_net(message), device=HOST, seed=3, test_batches=[2])
     made = build_nets(read_net(message), device=device, seed=3, test_batches=[2])
-    assert made.reports[0].shared["images/bytes"] == "images/bytes"
+    shared = not ahead or together == 1  # else each net comes back for the rest of what it has sent
+    assert ("images/bytes" in made.reports[0].shared) == shared
     for _ in range(6):
         check(plain.train, made.train, 1)
         check(plain.tests[0], made.tests[0], 2)
     view, other = (net.internals["images/bytes"].data_view for net in (made.train, made.tests[0]))
-    assert view.memory is other.memory and view.nbytes > other.nbytes
+    assert (view.memory is other.memory) == shared and view.nbytes > other.nbytes
     assert _purposes(made.train, [])[view.memory] == "input buffers"
 
 
-def test_what_is_held_follows_from_a_stated_shape(make, tmp_path, device):
+def test_what_is_held_follows_from_a_stated_shape(make, tmp_path, device, together):
     mean = mean_file(tmp_path / "mean.binaryproto", (2, 8, 9))
     transform = f'crop_size: 5 mean_file: "{mean}"'
     made = pair(text(make(make.pictures(9, (2, 8, 9))), transform=transform), device)[1]
@@ -248,21 +363,37 @@ def test_what_is_held_follows_from_a_stated_shape(make, tmp_path, device):
     held = device.statistics.bytes_held
     for _ in range(6):
         made.forward()
-    assert device.statistics.bytes_held - held == 4 * 2 * 5 * 5 * 4 + 4 * 4 + (256 + 64 + 64) + 2 * 8 * 9 * 4
+    packed = packed_bytes(4 * together, 2 * 5 * 5)
+    assert device.statistics.bytes_held - held == 4 * 2 * 5 * 5 * 4 + 4 * 4 + packed + 2 * 8 * 9 * 4
 
 
-def test_only_bytes_travel(make, device):
-    _, made = pair(text(make(make.pictures(20, (3, 8, 8))), transform="mirror: true mean_value: 4"), device)
-    for _ in range(3):
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_only_bytes_travel(make, device, together, ahead):
+    """In a copy for each unit of batches, which are single ones where none is to be made ahead."""
+    message = text(
+        make(make.pictures(20, (3, 8, 8))), transform="mirror: true mean_value: 4", extra=f"prefetch: {ahead}"
+    )
+    _, made = pair(message, device)
+    unit = together if ahead else 1
+    for _ in range(unit):
         made.run_forward()
     device.synchronize()
     before = device.statistics.snapshot()
-    for _ in range(5):
+    for _ in range(2 * unit):
         made.run_forward()
     device.synchronize()
     change = device.statistics - before
-    assert (change.htod_copies, change.htod_bytes) == (5, 5 * (768 + 64 + 64))
-    assert change.dtoh_copies == change.allocator_calls == 0
+    assert (change.htod_copies, change.htod_bytes) == (2, 2 * packed_bytes(4 * unit, 3 * 8 * 8))
+    assert change.dtoh_copies == change.allocator_calls == change.memsets == 0
+
+
+def test_units_are_small(make, device, monkeypatch, together):
+    monkeypatch.setattr(feed, "_UNIT_BYTES", 2 * packed_bytes(4, 3 * 8 * 8))
+    _, made = pair(text(make(make.pictures(20, (3, 8, 8)))), device)
+    assert made.internals["images/bytes"].nbytes == packed_bytes(4 * min(together, 2), 3 * 8 * 8)
+    monkeypatch.setattr(feed, "_UNIT_BYTES", 100)
+    _, made = pair(text(make(make.pictures(20, (3, 8, 8)), "other")), device)
+    assert made.internals["images/bytes"].nbytes == packed_bytes(4, 3 * 8 * 8)
 
 
 def test_nets_that_move(make, device):

@@ -20,19 +20,27 @@ _WARPS = 8  # in a block; each takes a row
 
 
 class Taken(Protocol):
-    """A batch that has been taken from its source.
+    """A batch that has been taken from its source, one of a unit of batches that lie together.
 
     Attributes:
-        packed: its bytes, cuts and labels as they go to the device, in memory that stays what it is until `sent`'s
-            event; or None.
-        arrays: where it is not packed, the values of the tops.
+        packed: the unit, as it goes to the device, in memory that stays what it is until `sent`'s event; None where it
+            is on the device already, or the batch has no bytes.
+        ready: of a batch that has no bytes the values of the tops, else nothing.
+        number: which batch of the unit it is.
+        single: the unit is this batch alone, and this is its only use.
     """
 
-    packed: np.ndarray | None
-    arrays: Sequence[np.ndarray]
+    @property
+    def packed(self) -> np.ndarray | None: ...
+    @property
+    def ready(self) -> Sequence[np.ndarray]: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def single(self) -> bool: ...
 
     def sent(self, event: Event) -> None:
-        """The batch is behind, and its memory free from the event on."""
+        """The unit, or the batch that has no bytes, is on its way, and its memory free from the event on."""
 
 
 @op(family="cuda")
@@ -40,28 +48,44 @@ def feed_images(packed: CudaArray, mean: CudaArray | None, data: CudaArray, labe
                 take: Callable[[Any], Taken], places: Sequence[int], scale: float) -> None:  # fmt: skip
     """The next batch, `take(device)`, through `packed` into data (items, channels, height, width) and labels (items,).
 
-    In `packed`, a uint8 array, are from places[0] on the bytes, in data's shape; from places[1] on an int32 (items, 3),
-    where each was cut out of its record, top and left, and whether its rows are turned round; from places[2] on the
-    labels, of data's dtype. data = (bytes - mean) * scale, mean of shape (channels, height and width of a record), or
-    (channels or 1, 1, 1).
+    In `packed`, a uint8 array, are, batch after batch: from places[0] on the bytes, each batch's in data's shape; from
+    places[1] on int32 (items, 3), where each item was cut out of its record, top and left, and whether its rows are
+    turned round; from places[2] on the labels, of data's dtype. data = (bytes - mean) * scale, mean of shape (channels,
+    height and width of a record), or (channels or 1, 1, 1).
     """
     device = packed.device
-    link = device.link()
     batch = take(device)
-    if batch.packed is None:
-        for target, values in zip((data, labels), batch.arrays, strict=False):
-            assert target is not None
-            event = link.send(target, values)
-            event.synchronize()
-        batch.sent(event)
+    if batch.ready:
+        batch.sent(_send_ready(device, (data, labels), batch.ready))
         return
-    batch.sent(link.send(packed, batch.packed))
+    if batch.packed is not None:
+        batch.sent(_send(device, packed, batch.packed, batch.single))
     items, channels, height, width = data.shape
-    cuts, given = packed.address + places[1], None if labels is None else packed.address + places[2]
-    grid = -(-channels * height // _WARPS), min(items, 65535)
-    _KERNELS.run(data, "place_images", grid, 32 * _WARPS, packed, cuts, given, mean, data, labels, items, channels,
-                 height, width, *_strides(mean), scale)  # fmt: skip
-    link.used(packed)
+    before, address = batch.number * items, packed.address
+    pixels = address + places[0] + before * channels * height * width
+    given = None if labels is None else address + places[2] + before * data.dtype.itemsize
+    grid = -(-channels * height // _WARPS), min(items, 65535), 1
+    _KERNELS.run(data, "place_images", grid, 32 * _WARPS, pixels, address + places[1] + before * 12, given, mean, data,
+                 labels, items, channels, height, width, *_strides(mean), scale)  # fmt: skip
+    if batch.single:
+        device.link().used(packed)
+
+
+def _send(device: Any, target: CudaArray, source: np.ndarray, told: bool = False) -> Event:
+    """Send the source once everything queued so far is done; if its last use was `told`, once that is."""
+    link = device.link()
+    if not told:
+        link.used(target)
+    event: Event = link.send(target, source)
+    return event
+
+
+def _send_ready(device: Any, targets: Sequence[CudaArray | None], values: Sequence[np.ndarray]) -> Event:
+    for target, array in zip(targets, values, strict=False):
+        assert target is not None
+        event = _send(device, target, array)
+        event.synchronize()
+    return event
 
 
 def _strides(mean: CudaArray | None) -> tuple[int, int, int]:

@@ -7,9 +7,9 @@ from blobmem.data.prefetch_batch import places
 
 
 class Batch:
-    """One batch of bytes with cuts and labels; counts how often it was sent."""
+    """Bytes with cuts and labels, of one batch or several; counts how often they were sent."""
 
-    arrays = ()
+    ready, number, single = (), 0, True
 
     def __init__(self, *arrays):
         self.offsets = places([(array.shape, array.dtype) for array in arrays])
@@ -58,10 +58,31 @@ def test_images(cuda, rng, shape, dtype, mean):
     assert len(batch.events) == 2
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_each_batch_of_a_unit(cuda, rng, dtype, on_device):
+    count, items, shape = 3, 5, (2, 3, 7)
+    pixels = rng.integers(0, 256, (count, items, *shape), dtype=np.uint8)
+    cuts = rng.integers(0, 2, (count, items, 3)).astype(np.int32)
+    labels = rng.integers(0, 1000, (count, items)).astype(dtype)
+    mean = rng.normal(100, 20, (2, 4, 8)).astype(dtype)
+    unit = Batch(pixels, cuts, labels)
+    packed = unit.packed if on_device else np.zeros_like(unit.packed)
+    unit.packed, unit.single = None if on_device else unit.packed, False
+    for number in (2, 0, 1):
+        unit.number = number
+        nan = np.full((items, *shape), np.nan, dtype), np.full(items, np.nan, dtype)
+        options = {"take": lambda device: unit, "places": unit.offsets, "scale": 0.5}
+        *_, data, given = cuda.run("feed_images", packed, mean, *nan, **options)
+        assert np.array_equal(data, reference(pixels[number], cuts[number], mean, 0.5, dtype))
+        assert np.array_equal(given, labels[number])
+    assert len(unit.events) == (0 if on_device else 3)
+
+
 def test_a_batch_that_has_no_bytes_goes_to_the_tops(cuda, rng):
     batch = Batch()
-    batch.packed, batch.arrays = None, [rng.normal(size=shape).astype(np.float32) for shape in ((2, 1, 3, 3), (2,))]
-    operands = np.zeros(64, np.uint8), None, *map(np.zeros_like, batch.arrays)
+    batch.packed, batch.ready = None, [rng.normal(size=shape).astype(np.float32) for shape in ((2, 1, 3, 3), (2,))]
+    operands = np.zeros(64, np.uint8), None, *map(np.zeros_like, batch.ready)
     got = cuda.run("feed_images", *operands, take=lambda device: batch, places=(0,), scale=2.0)
-    assert all(np.array_equal(a, b) for a, b in zip(got[2:], batch.arrays, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(got[2:], batch.ready, strict=True))
     assert batch.events[0].done
