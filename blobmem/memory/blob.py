@@ -361,11 +361,14 @@ class Blob:
 
     def clear_diff(self) -> None:
         """Set the gradient to zero, at once in arrays that somebody still holds; otherwise no byte is touched."""
-        half = self._diff_half()
-        if half.is_held() and self.device.compute:
+        half = self._diff or self._diff_half()
+        view = half.view
+        memory = view.memory
+        # where the host has no bytes there are no arrays over them
+        if memory.cpu_capacity and half.is_held() and memory.device.compute:
             self._writable(half, Intent.OVERWRITE).fill(0)
         else:
-            half.view.memory.clear(half.view.offset, half.view.nbytes)
+            memory.clear(view.offset, view.nbytes)
 
     def _frozen(self, half: _Half) -> np.ndarray:
         view = half.view

@@ -47,6 +47,8 @@ class Extents:
         starts, values = self._starts, self._bits
         if stop is not None and start >= stop:
             return False
+        if start == 0 and (len(starts) == 1 or (len(starts) == 2 and starts[1] == stop)):
+            return self._put_first(stop, bits)
         first = bisect_right(starts, start) - 1
         last = len(starts) if stop is None else bisect_left(starts, stop, first + 1)
         if last == first + 1 and values[first] == bits:
@@ -66,6 +68,17 @@ class Extents:
             last += 1  # the next extent is a part of this one now
         starts[low:last] = edges
         values[low:last] = kept
+        return True
+
+    def _put_first(self, stop: int | None, bits: int) -> bool:
+        """`put` from 0 on where one extent, or the end, follows: all that happens to memories with one view."""
+        if self._bits[0] == bits:
+            return False
+        beyond = self._bits[-1]
+        if stop is None or bits == beyond:
+            self._starts, self._bits = [0], [bits]
+        else:
+            self._starts, self._bits = [0, stop], [bits, beyond]
         return True
 
     def __len__(self) -> int:

@@ -47,13 +47,12 @@ class Reordered:
         self._state = State.STALE
         self._form: Form | None = None
         self._start = self._stop = 0
-        self._epoch = 0
         self.array = type(memory)(0, memory.device, name=f"{memory.name} (channels last)")
 
     @property
     def epoch(self) -> int:
-        """Moves whenever repeating an access might matter, as a memory's."""
-        return self._epoch + self.array.epoch
+        """Moves whenever repeating an access might matter, as a memory's; it is the array's, which moves with it."""
+        return self.array.epoch
 
     @property
     def newer(self) -> bool:
@@ -62,7 +61,7 @@ class Reordered:
 
     def end(self) -> None:
         """The memory has let it go: whoever used it has to look again."""
-        self._epoch += 1
+        self.array.epoch += 2
 
     def access(self, view: View, form: Form, intent: Intent, stream: Stream | None) -> int:
         """The device address of the view's bytes, reordered, for the intent; as `SyncedMemory.access`."""
@@ -75,12 +74,12 @@ class Reordered:
                 target = self.array.access(Side.DEVICE, 0, view.nbytes, Intent.OVERWRITE, stream)
                 self._copy(source, target, form, back=False)
                 self._become(State.EQUAL, form, start, stop)
-                memory.epoch += 1  # who writes the memory itself has to say so again
+                memory.epoch += 2  # who writes the memory itself has to say so again
             elif not known and self._state is State.NEWER and start != self._start:
                 self._settle(memory, stream)
             if intent is not Intent.READ and (self._state is not State.NEWER or not known):
                 self._become(State.NEWER, form, start, stop)
-                memory.epoch += 1
+                memory.epoch += 2
             return int(self.array.access(Side.DEVICE, 0, view.nbytes, intent, stream))
 
     def before_access(self, start: int, stop: int, intent: Intent, stream: Stream | None) -> None:
@@ -114,8 +113,8 @@ class Reordered:
             raise
         finally:
             memory.reordered = self
-        self._epoch += 1
-        memory.epoch += 1
+        self.array.epoch += 2
+        memory.epoch += 2
 
     def _copy(self, source: int, target: int, form: Form, back: bool) -> None:
         device = self.array.device
@@ -124,4 +123,4 @@ class Reordered:
 
     def _become(self, state: State, form: Form, start: int, stop: int) -> None:
         self._state, self._form, self._start, self._stop = state, form, start, stop
-        self._epoch += 1
+        self.array.epoch += 2

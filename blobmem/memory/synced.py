@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import sys
 import threading
@@ -22,6 +23,20 @@ from blobmem.memory.host_side import HostSide
 from blobmem.memory.reordered import Reordered
 from blobmem.memory.views import HEADS, Head, Intent, Side, View, intent_of
 
+_shrinks = 0
+
+
+def shrinks() -> int:
+    """A number that changes whenever a side of any memory may have got less capacity, or another place."""
+    return _shrinks
+
+
+def _shrink() -> None:
+    global _shrinks
+    _shrinks = next(_counter)
+
+
+_counter = itertools.count(1)
 _HOST, _DEVICE, _BOTH = 1, 2, 3
 _HOST_SIDE = Side.HOST
 _READ, _OVERWRITE = Intent.READ, Intent.OVERWRITE
@@ -41,7 +56,8 @@ class SyncedMemory:
 
     Attributes:
         epoch: moves whenever repeating an access might matter. If an access was made at some epoch and the epoch is
-            still the same, making it again would do nothing and give the same address and pages.
+            the same, making it again would do nothing and give the same address and pages. It goes up, by 2 or more;
+            only a `clear` of bytes that the device alone has may move it by 1, which their next overwriting undoes.
         version: moves when the host's pages or the device's address do.
         writer: whatever `set_writer` was last given.
         shared: a mark for those who share memories between nets; nothing here looks at it.
@@ -58,6 +74,7 @@ class SyncedMemory:
         self._far = DeviceSide(self._device)
         self._views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
         self.epoch = 0
+        self._cleared: tuple[int, int, int] | None = None  # epoch before the last clear that can be undone, its range
         self.version = 0
         self.writer: Any = None
         self.shared = False
@@ -203,7 +220,7 @@ class SyncedMemory:
         with self._lock:
             if writer is not self.writer:
                 self.writer = writer
-                self.epoch += 1
+                self.epoch += 2
 
     # Access
 
@@ -251,7 +268,8 @@ class SyncedMemory:
                 intent == _OVERWRITE and 0 <= offset < stop <= far.capacity and host.seals is None
                 and not package.debug and far.is_settled(offset, stop, True, stream)
             ):  # fmt: skip
-                self._put(offset, stop, _DEVICE)
+                if not self._refill(offset, stop):
+                    self._put(offset, stop, _DEVICE)
                 return far.address + offset
             return self._access_device(offset, stop, intent_of(intent), stream)
 
@@ -264,7 +282,7 @@ class SyncedMemory:
         fetches = brings and any(bits == _DEVICE for _, _, bits in missing)
         self._far.drop_finished()
         if self._far.land_for_host(start, stop, intent is not _READ or bool(missing), fetches):
-            self.epoch += 1
+            self.epoch += 2
         if self._host.seals is not None:
             self._host.verify(start, stop, self._name)
             for a, b in [(start, stop)] if intent is not _READ else [(a, b) for a, b, _ in missing]:
@@ -293,7 +311,7 @@ class SyncedMemory:
         missing = [run for run in runs if not run[2] & _DEVICE]
         self._far.drop_finished()
         if self._far.order(start, stop, intent is not _READ or bool(missing), stream):
-            self.epoch += 1
+            self.epoch += 2
         if self._host.seals is not None:
             self._host.verify(start, stop, self._name)
         if intent is not _OVERWRITE:
@@ -305,7 +323,7 @@ class SyncedMemory:
                 if bits == _HOST:
                     self._host.seal(a, b)
         if stream is not None and self._far.use(start, stop, intent is not _READ, stream):
-            self.epoch += 1
+            self.epoch += 2
         return self._far.address + start
 
     def _bring_to_device(self, missing: Sequence[tuple[int, int, int]], stream: Stream | None) -> None:
@@ -336,7 +354,7 @@ class SyncedMemory:
         """
         with self._lock:
             if self._far.land():
-                self.epoch += 1
+                self.epoch += 2
             self._host.pin(self._device)
 
     def async_gpu_push(self, stream: Stream) -> None:
@@ -355,7 +373,7 @@ class SyncedMemory:
             self._far.drop_finished()
             for a, b, _ in missing:
                 if self._far.order(a, b, True, stream):
-                    self.epoch += 1
+                    self.epoch += 2
             self._bring_to_device(missing, stream)
             if package.debug:
                 for a, b, bits in missing:
@@ -381,13 +399,44 @@ class SyncedMemory:
     def clear(self, offset: int, nbytes: int) -> None:
         """Let these bytes read zero from now on, on both sides; neither is touched until somebody reads them there."""
         with self._lock:
-            if self._range(offset, offset + nbytes):
-                if self.reordered is not None:
-                    self.reordered.before_access(offset, offset + nbytes, _OVERWRITE, None)
-                if self._host.seals is not None:
-                    self._host.verify(offset, offset + nbytes, self._name)
-                    self._host.release(offset, offset + nbytes)
-                self._put(offset, offset + nbytes, ZERO)
+            stop = offset + nbytes
+            before, seen = (self.epoch, offset, stop), self._cleared
+            if seen == before and self.reordered is None and self._host.seals is None:  # as in every iteration
+                self._extents.put(offset, stop, ZERO)
+                self.epoch += 1
+                return
+            if not self._range(offset, stop):
+                return
+            if self.reordered is not None:
+                self.reordered.before_access(offset, stop, _OVERWRITE, None)
+            if self._host.seals is not None:
+                self._host.verify(offset, stop, self._name)
+                self._host.release(offset, stop)
+            before = self.epoch, offset, stop
+            # an epoch says what state the bytes are in: of two clears from the same one, the other range's moves on
+            if self._extents.at(offset, stop) == _DEVICE and (seen is None or seen[0] != self.epoch or seen == before):
+                self._extents.put(offset, stop, ZERO)
+                self._cleared = before
+                self.epoch += 1
+            else:
+                self._put(offset, stop, ZERO)
+
+    def is_cleared_since(self, epoch: int, offset: int, nbytes: int) -> bool:
+        """Whether nothing has happened since an epoch but that these bytes, which the device had, were cleared."""
+        return self.epoch == epoch + 1 and self._cleared == (epoch, offset, offset + nbytes)
+
+    def refill(self, epoch: int, offset: int, nbytes: int) -> bool:
+        """If `is_cleared_since`, repeat an access of that epoch to these bytes on the device, to overwrite them now."""
+        with self._lock:
+            return self.is_cleared_since(epoch, offset, nbytes) and self._refill(offset, offset + nbytes)
+
+    def _refill(self, start: int, stop: int) -> bool:
+        """Undo a `clear` of these bytes, as they are overwritten on the device, if nothing has happened since."""
+        if self._cleared != (self.epoch - 1, start, stop):
+            return False
+        self._extents.put(start, stop, _DEVICE)
+        self.epoch -= 1
+        return True
 
     # Other places for the bytes
 
@@ -406,10 +455,11 @@ class SyncedMemory:
             self._far.land()
             self._drop_reordered()
             self.version += self._host.capacity > 0
+            _shrink()
             self._host.adopt(array)
             self._extents.put(0, None, ZERO)
             self._extents.put(0, array.nbytes, _HOST)
-            self.epoch += 1
+            self.epoch += 2
 
     def set_device_array(self, address: int, nbytes: int, owner: Any) -> None:
         """Let the device side be somebody else's bytes from now on, which `owner` keeps alive, and which are the truth.
@@ -418,11 +468,12 @@ class SyncedMemory:
         """
         with self._lock:
             self._drop_reordered()
+            _shrink()
             self._far.adopt(address, nbytes, owner)
             self._extents.put(0, None, ZERO)
             self._extents.put(0, nbytes, _DEVICE)
             self.version += 1
-            self.epoch += 1
+            self.epoch += 2
 
     def hold_device(self) -> Any:
         """What keeps the device side where it is, and the memory alive, as long as it is kept."""
@@ -452,12 +503,13 @@ class SyncedMemory:
             for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
                 if bits & _DEVICE:
                     self._extents.put(a, b, _HOST)
+            _shrink()
             self._far.close()
             self._drop_reordered()
             self._host.unpin()
             self._device, self._far = device, DeviceSide(device)
             self.version += 1
-            self.epoch += 1
+            self.epoch += 2
 
     # Capacity
 
@@ -482,9 +534,10 @@ class SyncedMemory:
                     f"it has been used since; trim gives back what no view needs"
                 )
             if nbytes < capacity:
+                _shrink()
                 host.discard(nbytes) if side is _HOST_SIDE else far.shrink(nbytes)
                 self.version += nbytes == 0
-                self.epoch += 1
+                self.epoch += 2
 
     def trim(self) -> int:
         """Give back, on both sides, what lies beyond the largest of `size` and every view alive; the bytes given back.
@@ -509,7 +562,8 @@ class SyncedMemory:
                     f"is still alive. Drop it (or copy it)"
                 )
             if self._far.land():
-                self.epoch += 1
+                self.epoch += 2
+            _shrink()
             if keep < self._far.capacity:
                 self._far.shrink(keep)
                 self.version += keep == 0
@@ -517,7 +571,7 @@ class SyncedMemory:
             if self._host.seals is not None:
                 self._host.release(keep, max(keep, before))
             self._extents.put(keep, None, ZERO)
-            self.epoch += 1
+            self.epoch += 2
             return before - self._host.capacity - self._far.capacity
 
     def _make_pages(self, nbytes: int) -> Pages:
@@ -531,7 +585,7 @@ class SyncedMemory:
             kept = [(a, b) for a, b, bits in self._extents.runs(0, host.capacity) if bits & _HOST]
             self.version += host.move(self._make_pages(nbytes), kept, self._name)
         host.grow(nbytes)
-        self.epoch += 1
+        self.epoch += 2
 
     def _grow_device(self, nbytes: int) -> None:
         far = self._far
@@ -545,7 +599,7 @@ class SyncedMemory:
         if not far.address:
             weakref.finalize(self, self._device.when_idle, far.close).atexit = False
         self.version += far.grow(nbytes, self._name)
-        self.epoch += 1
+        self.epoch += 2
 
     def _drop_reordered(self) -> None:
         if self.reordered is not None:
@@ -554,7 +608,7 @@ class SyncedMemory:
 
     def _put(self, start: int, stop: int, bits: int) -> None:
         if self._extents.put(start, stop, bits):
-            self.epoch += 1
+            self.epoch += 2
 
     def _range(self, start: int, stop: int) -> bool:
         if start < 0 or stop < start:

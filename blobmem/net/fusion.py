@@ -8,6 +8,7 @@ own names.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -202,6 +203,43 @@ def _sums_backward(calls: Sequence[Call], at: int) -> Group | None:
     return Group(group.stop, call)
 
 
+# -------------------------------------------------------------------- a convolution's bias, ReLU
+
+
+def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
+    """The gradient of a ReLU and that of the bias of the convolution before it, where channels come last."""
+    first = calls[at]
+    if not _is(calls, at + 1, "conv_backward_bias"):
+        return None
+    dy, db = (_operand(calls[at + 1], place) for place in (0, 1))
+    if not _same(first.operands[2], dy) or _operand(first, 2).form != dy.form or not db.accumulate:
+        return None
+    _, channels, *inner = dy.op_shape
+    if channels == 1 or math.prod(inner) != 1:
+        return None
+    return Group(at + 2, _fused(first, "relu_bias_backward", *first.operands, db, **first.attributes))
+
+
+# -------------------------------------------------------------------- a join
+
+
+def _concat_backward(calls: Sequence[Call], at: int) -> Group | None:
+    """The gradients of all that was joined: the division of one array."""
+    first, stop, offset = calls[at], at, 0
+    dy, axis = _operand(first, 0), first.attributes["axis"]
+    parts: list[Operand] = []
+    while _is(calls, stop, "concat_backward") and calls[stop].operands[0] == dy:
+        if calls[stop].attributes != {"axis": axis, "offset": offset}:
+            break
+        parts.append(_operand(calls[stop], 1))
+        offset += parts[-1].op_shape[axis]
+        stop += 1
+    whole = [dy, *parts]
+    if len(parts) < 2 or offset != dy.op_shape[axis] or len({_place(each) for each in whole}) < len(whole):
+        return None
+    return Group(stop, _fused(first, "slice_forward", *whole, axis=axis))
+
+
 # -------------------------------------------------------------------- what solvers do to many parameters
 
 
@@ -239,7 +277,8 @@ _MATCHES = {
     "sumsq": (_sums_of_squares,),
     "batch_norm_forward": (_normalize_forward,),
     "batch_norm_inference": (_normalize_forward,),
-    "relu_backward": (_normalize_backward, _sum_backward),
+    "concat_backward": (_concat_backward,),
+    "relu_backward": (_normalize_backward, _sum_backward, _relu_bias_backward),
     "scale_backward_beta": (_normalize_backward,),
     "scale_backward_gamma": (_normalize_backward,),
     "eltwise_sum": (_sum_forward,),

@@ -113,6 +113,7 @@ class Net(Access, Placement):
         # of a Python layer, the user's own object
         self.layers: list[Layer] = [getattr(node.layer, "face", node.layer) for node in self.nodes]
         self._rewound = [node.layer if node.layer.rewinds else None for node in self.nodes]
+        self._prepared = [node for node in self.nodes if type(node.layer).prepare is not Layer.prepare]
         self._dynamic = [index for index, node in enumerate(self.nodes) if node.layer.dynamic]
         self.layer_names: list[str] = [node.layer.name for node in self.nodes]
         self.top_names: dict[str, list[str]] = {node.layer.name: node.top_names for node in self.nodes}
@@ -123,6 +124,7 @@ class Net(Access, Placement):
         self.identity = Identity(f"net '{self.name}' ({PHASES[phase]})")
         self.group = SharingGroup()
         self._shapes = self._present_shapes()  # those that the layers know
+        self._shapes_seen = -1  # `moves` when they were found to be the present ones
         self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._images_last: bool | None = None  # how they keep images; decided when the first are made
@@ -232,8 +234,12 @@ class Net(Access, Placement):
 
         Other layers keep the shapes they had, as in Caffe: they need not fit an input that only the first ones see.
         """
-        if self._shapes != self._present_shapes():
-            self._outdate(0)
+        now = moves()
+        if now != self._shapes_seen:  # some blob, perhaps of this net, has another shape or place
+            if self._shapes == self._present_shapes():
+                self._shapes_seen = now
+            else:
+                self._outdate(0)
         if self._fit(first, len(self.nodes) - 1 if last is None else last):
             self._schedules = None
         return self._schedules or self._compile()
@@ -253,16 +259,24 @@ class Net(Access, Placement):
 
     def prepare(self) -> None:
         """Ask data sources what the next pass will bring, so that all shapes are known before anything runs."""
-        for node in self.nodes:
+        for node in self._prepared:
             node.layer.prepare(node.top)
 
     def needs(self, backward: bool = False) -> list[Need]:
         """The capacity that a whole pass uses: forward, and backward if asked. Runs nothing."""
+        return [need for span in self._whole(backward) for need in span.needs]
+
+    def missing(self, backward: bool = False) -> list[Need]:
+        """Those of `needs` that may not be met."""
+        return [need for span in self._whole(backward) for need in span.missing()]
+
+    def _whole(self, backward: bool) -> list[Span]:
+        """The spans of a whole pass, once its shapes are known."""
         self._follow()
         self.prepare()
         last = len(self.nodes) - 1
-        needs = list(self._span(False, 0, last).needs)
-        return needs + list(self._span(True, 0, last).needs) if backward else needs
+        forward = self._span(False, 0, last)
+        return [forward, self._span(True, 0, last)] if backward else [forward]
 
     def run_forward(self, first: int = 0, last: int | None = None) -> float:
         """Run layers first to last forward (positions, inclusive) and return their loss.
@@ -285,7 +299,7 @@ class Net(Access, Placement):
             if first == 0:
                 self.prepare()
             span = self._span(False, first, last)
-            secure(span.needs)
+            secure(span.missing())
             self.group.check(self.identity, span.first_uses)
             self.state.iteration += 1
             # another try takes the same records and makes the same random draws
@@ -348,7 +362,7 @@ class Net(Access, Placement):
         if first > last:
             return
         span = self._span(False, first, last)
-        secure(span.needs)
+        secure(span.missing())
         self.group.claim(self.identity, span.written)
         self._run(span, False, range(first, last + 1))
 
@@ -371,7 +385,7 @@ class Net(Access, Placement):
             self._follow()
             span = self._span(True, last, first)
             self._warn_of_stale_reads(*self.compiled(last, first))
-            secure(span.needs)
+            secure(span.missing())
             self.group.check(self.identity, span.first_uses)
             self.group.claim(self.identity, span.written)
             try:

@@ -15,6 +15,7 @@ from blobmem.devices import HOST, Device, Stream
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.blob import moves
+from blobmem.memory.synced import shrinks
 from blobmem.memory.workspace import workspace
 from blobmem.net.fusion import groups
 from blobmem.net.layouts import channels_last, reordered_of
@@ -29,8 +30,13 @@ class Need(NamedTuple):
     side: Side
     nbytes: int
 
+    @property
+    def capacity(self) -> int:
+        """What there is of it."""
+        return self.memory.gpu_capacity if self.side is _DEVICE else self.memory.cpu_capacity
 
-_DEVICE = Side.DEVICE  # found faster so: `secure` looks at hundreds of memories in every pass
+
+_HOST, _DEVICE = Side.HOST, Side.DEVICE  # found faster so, by what every pass does hundreds of times
 _LITTLE = 1 << 30  # bytes on the host that are had without asking
 
 
@@ -95,7 +101,7 @@ class _Bound:
         view = self.view
         memory = view.memory
         address = memory.access(side, view.offset, view.nbytes, intent, stream)
-        if side is Side.HOST:
+        if side is _HOST:
             self.array = memory.host_array(view.offset, self.shape, self.dtype, lend=False)
         elif device.compute:
             self._be_at(device, address)
@@ -124,7 +130,7 @@ class _BoundLast(_Bound):
         address = reordered.access(view, self.operand.form, intent, stream)
         if device.compute:
             self._be_at(device, address)
-        self.keeper, self.epoch = reordered, reordered.epoch
+        self.keeper, self.epoch = reordered.array, reordered.epoch
 
     def need(self, side: Side) -> Need:
         view = self.operand.view
@@ -159,11 +165,13 @@ class _Step:
         "attributes",
         "bound",
         "call",
+        "computes",
         "device",
         "done",
         "faults",
         "fn",
         "moves",
+        "once",
         "order",
         "scratch",
         "scratch_epoch",
@@ -175,8 +183,10 @@ class _Step:
 
     def __init__(self, call: Call, device: Device, on_host: bool, done: Done) -> None:
         self.call = call
+        self.once = call.once
         self.done = done
         self.device = device
+        self.computes = device.compute
         op = None if call.on_host else _find_op(str(call.op), "host" if on_host else device.family)
         on_host = on_host or op is None or op.family != device.family
         self.side = Side.HOST if on_host else Side.DEVICE
@@ -206,6 +216,7 @@ class _Step:
         else:
             assert callable(call.op)
             self.fn = call.op
+        self.takes_scratch = self.computes and (self.takes_scratch or self.scratch > 0)
 
     def needs(self) -> Iterable[Need]:
         for bound in self.order:
@@ -213,17 +224,29 @@ class _Step:
 
     def run(self, stream: Stream | None, scratch: SyncedMemory) -> None:
         """Run the call, given this thread's stream and workspace."""
-        if self.call.once:
-            views = [bound.operand.view for bound in self.order]
-            if self.done.covers(views, self.attributes):
-                return
-            self.done.views = []
+        if self.once and self._is_done():
+            return
+        if self.side is _HOST:
+            stream = None
+        # all that follows is asked for every call of every pass: where nothing has changed it has to be quick
+        known = moves() == self.moves and stream is self.stream and not memory_package.debug
         fresh = False
         if self.accumulators:
-            fresh = self._is_zero()
+            fresh = (known and self._refill()) or self._is_zero()
             self.attributes["accumulate"] = not fresh
-        self._resolve(fresh, None if self.side is Side.HOST else stream, scratch)
-        if self.device.compute:
+        if known:
+            for bound in self.order:
+                if bound.keeper.epoch != bound.epoch:
+                    self._resolve(known, fresh, stream)
+                    break
+        else:
+            self._resolve(known, fresh, stream)
+        if self.takes_scratch:
+            used = self.scratch_of
+            if not known or used is None or used() is not scratch or scratch.epoch != self.scratch_epoch:
+                self.attributes["ws"] = self._scratch(scratch, stream)
+                self.scratch_of, self.scratch_epoch = weakref.ref(scratch), scratch.epoch
+        if self.computes:
             if self.faults is not None:
                 self.faults.layer = self.call.layer_name
             try:
@@ -234,8 +257,31 @@ class _Step:
                 if self.call.on_host or not self.call.layer_name or place in str(error):
                     raise
                 raise NetError(f"{place}: {error}") from error
-        if self.call.once:
-            self.done.views, self.done.attributes = views, dict(self.attributes)
+        if self.once:
+            self.done.views, self.done.attributes = self._views(), dict(self.attributes)
+
+    def _views(self) -> list[View]:
+        return [bound.operand.view for bound in self.order]
+
+    def _is_done(self) -> bool:
+        """Whether a `once` call has nothing new to do; if it has, it counts as not done until it ends."""
+        if self.done.covers(self._views(), self.attributes):
+            return True
+        self.done.views = []
+        return False
+
+    def _refill(self) -> bool:
+        """Whether nothing has happened since the last run but that all that is added to was cleared.
+
+        It is then overwritten on the device, which an access would find the long way.
+        """
+        for bound in self.accumulators:
+            view = bound.view
+            if not bound.keeper.is_cleared_since(bound.epoch, view.offset, view.nbytes):
+                return False
+        for bound in self.accumulators:
+            bound.keeper.refill(bound.epoch, bound.view.offset, bound.view.nbytes)
+        return True
 
     def _is_zero(self) -> bool:
         """Whether all that is added to is known to be zero."""
@@ -245,10 +291,10 @@ class _Step:
                 return False
         return True
 
-    def _resolve(self, fresh: bool, stream: Stream | None, scratch: SyncedMemory) -> None:
-        """Access what the call uses, except where that would change nothing."""
-        now, news = moves(), False
-        known = now == self.moves and stream is self.stream and not memory_package.debug
+    def _resolve(self, known: bool, fresh: bool, stream: Stream | None) -> None:
+        """Access what the call uses, except (if all was `known`) where that would change nothing."""
+        now = moves()
+        self.moves = -1  # should this fail, the next run begins anew
         if not known:
             for bound in self.order:
                 bound.view = bound.operand.view
@@ -256,25 +302,37 @@ class _Step:
             if not known or bound.keeper.epoch != bound.epoch:
                 operand = bound.operand
                 intent = Intent.OVERWRITE if fresh and operand.accumulate else operand.intent
-                self.moves = -1  # should this fail, the next run begins anew
                 bound.resolve(self.side, self.device, intent, stream)
-                news = True
-        if news:
-            self.arguments = [None if bound is None else bound.array for bound in self.bound]
-        if self.device.compute and (self.scratch or self.takes_scratch):
-            used = self.scratch_of
-            if not known or used is None or used() is not scratch or scratch.epoch != self.scratch_epoch:
-                self.attributes["ws"] = self._scratch(scratch, stream)
-                self.scratch_of, self.scratch_epoch = weakref.ref(scratch), scratch.epoch
+        self.arguments = [None if bound is None else bound.array for bound in self.bound]
         self.moves, self.stream = now, stream
 
     def _scratch(self, memory: SyncedMemory, stream: Stream | None) -> Any:
         if not self.scratch:
             return self.device.as_array(0, (0,), np.uint8)
         address = memory.access(self.side, 0, self.scratch, Intent.OVERWRITE, stream)
-        if self.side is Side.HOST:
+        if self.side is _HOST:
             return memory.host_array(0, (self.scratch,), np.uint8, lend=False)
         return self.device.as_array(address, (self.scratch,), np.uint8)
+
+
+class _Constant:
+    """Needs that are the same in every run."""
+
+    __slots__ = ("_met", "needs")
+
+    def __init__(self, needs: list[Need]) -> None:
+        self.needs = needs
+        self._met = -1  # `shrinks` when all of them were
+
+    def missing(self) -> list[Need]:
+        """Those that are not met. Once all are, nothing is looked at until some memory shrinks."""
+        now = shrinks()
+        if self._met == now:
+            return []
+        missing = [need for need in self.needs if need.nbytes > need.capacity]
+        if not missing:
+            self._met = now
+        return missing
 
 
 _told: set[str] = set()
@@ -329,7 +387,7 @@ class Schedule:
             found = groups(calls, table(device.family))
             self._fused = {at: (group.stop, _Step(group.call, device, False, Done())) for at, group in found.items()}
         self._programs: dict[tuple[int, int | None], list[_Step]] = {}
-        self._needs: list[Need] = []
+        self._needs = _Constant([])
         self._views: list[View] | None = None
         self._moves = -1  # when these were found
 
@@ -376,13 +434,20 @@ class Schedule:
 
     def all_needs(self) -> list[Need]:
         """`needs` of the whole schedule, worked out anew only after a blob has moved to another memory."""
+        return self._present_needs().needs + self.scratch_need(self.scratch_bytes())
+
+    def all_missing(self) -> list[Need]:
+        """Those of `all_needs` that may not be met."""
+        return self._present_needs().missing() + self.scratch_need(self.scratch_bytes())
+
+    def _present_needs(self) -> _Constant:
         now = moves()
         if now != self._moves:
             views = [operand.view for call in self.calls for operand in call.present()]
             if views != self._views:
-                self._needs, self._views = self.blob_needs(), views
+                self._needs, self._views = _Constant(self.blob_needs()), views
             self._moves = now
-        return self._needs + self.scratch_need(self.scratch_bytes())
+        return self._needs
 
     def set_attributes(self, calls: range, attributes: dict[str, Any]) -> None:
         """The attributes that these calls run with from now on. Their workspace must not depend on them.
@@ -440,11 +505,15 @@ class Span:
         self.schedule = schedule
         self.start, self.stop = start, stop
         calls = schedule.calls[start:stop]
-        self._blob_needs = schedule.blob_needs(start, stop)
+        self._blob_needs = _Constant(schedule.blob_needs(start, stop))
         self._scratch = schedule.scratch_bytes(start, stop)
         self.first_uses = first_uses(calls)
         self.written = {view.memory: None for item in calls for view in item.writes}
 
     @property
     def needs(self) -> list[Need]:
-        return self._blob_needs + self.schedule.scratch_need(self._scratch)
+        return self._blob_needs.needs + self.schedule.scratch_need(self._scratch)
+
+    def missing(self) -> list[Need]:
+        """Those of the needs that may not be met."""
+        return self._blob_needs.missing() + self.schedule.scratch_need(self._scratch)

@@ -243,10 +243,10 @@ class Solver:
 
     def _secure(self, tests: list[Net]) -> None:
         """Allocate all that the iteration will use, or nothing: it must not run out of memory half-way."""
-        needs = self.net.needs(backward=True) + self.updater.needs()
+        missing = self.net.missing(backward=True) + self.updater.missing()
         for net in tests:
-            needs += net.needs()
-        secure(needs)
+            missing += net.missing()
+        secure(missing)
 
     def _forward_backward(self) -> float:
         """Sum the gradients of iter_size batches; their mean loss."""

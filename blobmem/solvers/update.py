@@ -140,6 +140,11 @@ class Updater:
         self._follow()
         return self._schedule.all_needs() + (self._norm.schedule.all_needs() if self._norm is not None else [])
 
+    def missing(self) -> list[Need]:
+        """Those of `needs` that may not be met."""
+        self._follow()
+        return self._schedule.all_missing() + (self._norm.schedule.all_missing() if self._norm is not None else [])
+
     def state_blobs(self) -> list[Blob]:
         """What updates keep on the device: history blobs (none is touched for lr_mult 0) and the clipping's sum."""
         blobs = [blob for _, history in self._entries for blob in history]
@@ -151,7 +156,7 @@ class Updater:
         Clipped first, on the sums over iter_size batches, then averaged, then regularized, as in Caffe. Raises
         OutOfDeviceMemory before anything has changed.
         """
-        secure(self.needs())
+        secure(self.missing())
         scale = self._clip() / self.param.iter_size
         rate = self.rate.advance(iteration)
         for entry, calls in self._alike:

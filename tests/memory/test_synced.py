@@ -460,6 +460,61 @@ def test_clear_then_a_partial_write_then_read_on_the_other_side(device):
             assert get(device, memory.view(0, 1024), look) == [0] * 512 + [5] * 100 + [0] * 412
 
 
+def test_overwriting_what_was_cleared_brings_the_epoch_back(device):
+    memory = SyncedMemory(0, device)
+    stream = device.create_stream()
+    view = memory.view(0, 512)
+    address, epoch = view.gpu_data("overwrite", stream), memory.epoch
+    state = repr(memory._extents)
+    for again in (lambda: view.gpu_data("overwrite", stream), lambda: memory.refill(epoch, 0, 512)) * 2:
+        memory.clear(0, 512)
+        assert memory.epoch != epoch and memory.is_zero(0, 512) and memory.is_cleared_since(epoch, 0, 512)
+        assert again() in (address, True)
+        assert (memory.epoch, repr(memory._extents)) == (epoch, state)
+        assert not memory.is_cleared_since(epoch, 0, 512) and not memory.refill(epoch, 0, 512)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda memory, stream: memory.view(0, 512).cpu_data(),
+        lambda memory, stream: memory.view(0, 512).gpu_data(),
+        lambda memory, stream: memory.view(0, 100).gpu_data("write"),
+        lambda memory, stream: memory.view(512, 512).gpu_data("read", stream),
+        lambda memory, stream: memory.set_writer(stream),
+        lambda memory, stream: memory.clear(512, 512),
+        lambda memory, stream: memory.reserve(Side.DEVICE, 5000),
+        lambda memory, stream: memory.set_host_array(np.ones(2000, np.uint8)),
+        lambda memory, stream: memory.move_to(SimulatedDevice()),
+    ],
+)
+def test_a_clear_stays_once_anything_else_has_happened(device, use):
+    memory = SyncedMemory(1024, device)
+    write(device, memory.mutable_gpu_data(), 1, 1024)
+    epoch = memory.epoch
+    memory.clear(0, 512)
+    use(memory, device.create_stream())
+    later = memory.epoch
+    assert not memory.is_cleared_since(epoch, 0, 512) and not memory.refill(epoch, 0, 512)
+    memory.view(0, 512).gpu_data("overwrite")
+    assert memory.epoch not in (epoch, epoch + 1) and later != epoch + 1
+
+
+def test_other_bytes_cleared_at_the_same_epoch_are_another_state(device):
+    memory = SyncedMemory(1024, device)
+    first, second = memory.view(0, 512), memory.view(512, 512)
+    write(device, memory.mutable_gpu_data(), 1, 1024)
+    epoch = memory.epoch
+    memory.clear(0, 512)
+    seen = memory.epoch
+    assert second.gpu_data() and memory.epoch == seen  # an access that is good at this epoch
+    first.gpu_data("overwrite")
+    assert memory.epoch == epoch
+    memory.clear(512, 512)
+    assert memory.epoch not in (epoch, seen)
+    assert not read(device, second.gpu_data(), 512).any()
+
+
 def test_clear_under_a_queued_copy(device):
     memory = SyncedMemory(100, device)
     stream = device.create_stream()

@@ -87,6 +87,7 @@ def test_all_arrays_are_what_they_are_without_it(plain, channels_last):
     forward, backward = ([step.call.op for step in schedule._program()] for schedule in net.compiled())
     assert forward.count("batch_norm_scale_forward") == 2 and forward.count("sum_relu_forward") == 1
     assert backward.count("batch_norm_scale_backward") == 2 and backward.count("sum_relu_backward") == 1
+    assert backward.count("slice_forward") == 1 and "concat_backward" not in backward
     compare(net, expected)
 
 
@@ -108,6 +109,27 @@ def test_a_sum_with_several_users(plain, channels_last, users):
         each.run_backward()
     backward = [step.call.op for step in net.compiled()[1]._program()]
     assert backward.count("sums_relu_backward") == (users == 2) and backward.count("sum_relu_backward") == (users > 2)
+    compare(net, expected)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("top", ["right", "apart"])  # in place or not
+@pytest.mark.parametrize("outputs", [6, 1])
+def test_a_convolution_and_a_relu(plain, channels_last, top, outputs):
+    start = NET.index("layer {", NET.index('name: "right"'))
+    relu = f'layer {{ name: "relu" type: "ReLU" bottom: "right" top: "{top}" relu_param {{ negative_slope: 0.1 }} }}\n'
+    text = NET[:start] + relu + NET[start:].replace('bottom: "right"', f'bottom: "{top}"')
+    if outputs == 1:
+        text = text.replace("num_output: 6", "num_output: 1").replace("group: 2", "")
+    expected = made(channels_last, text)
+    plain.undo()
+    net = made(channels_last, text)
+    for each in (expected, net):
+        for _ in range(2):  # the second time gradients are added to
+            each.run_forward()
+            each.run_backward()
+    backward = [step.call.op for step in net.compiled()[1]._program()]
+    assert backward.count("relu_bias_backward") == (channels_last and outputs > 1)
     compare(net, expected)
 
 

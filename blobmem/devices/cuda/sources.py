@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -21,12 +21,11 @@ DEFINES = {np.dtype(np.float32): [], np.dtype(np.float64): ["DOUBLE"]}
 
 DIMS = 8  # of `Dims` in common.cuh
 TABLE = 500  # of `Table` in update.cu
-_ZEROS = (0,) * DIMS
 
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
 _FORMATS = {
-    "i64": "q", "int": "i", "unsigned": "I", "float": "f", "double": "d", "Dims": f"{DIMS}q",
-    "Table": f"0q{8 * TABLE}s",  # on an address that an i64 could have
+    "i64": "q", "int": "i", "unsigned": "I", "float": "f", "double": "d",
+    "Dims": f"0q{8 * DIMS}s", "Table": f"0q{8 * TABLE}s",  # on an address that an i64 could have
 }  # fmt: skip
 
 
@@ -36,34 +35,45 @@ class Signature:
     Attributes:
         types: a word for each parameter: "*" for a pointer, else one of i64, int, unsigned, float, double, T, Dims,
             Table.
+        flat: gives the arguments of a launch as the packer wants them.
     """
 
-    __slots__ = ("_dims", "_pointers", "name", "types")
+    __slots__ = ("flat", "name", "types")
 
     def __init__(self, name: str, types: tuple[str, ...]) -> None:
         self.name = name
         self.types = types
-        self._pointers = [place for place, word in enumerate(types) if word == "*"]
-        # from the last on, so that spelling one out leaves the others in their places
-        self._dims = [place for place, word in enumerate(types) if word == "Dims"][::-1]
+        self.flat = _flattener(name, types)
 
     def packer(self, dtype: np.dtype) -> struct.Struct:
-        """Packs a launch's arguments as the kernel finds them, Dims spelt out, a Table as bytes."""
+        """Packs a launch's arguments as the kernel finds them, Dims and a Table as bytes."""
         formats = {**_FORMATS, "*": "P", "T": "f" if dtype == np.float32 else "d"}
         return struct.Struct("".join(formats[word] for word in self.types))
 
-    def flat(self, arguments: Sequence[Any]) -> list[Any]:
-        """The arguments as the packer wants them. TypeError if there are not as many as parameters."""
-        if len(arguments) != len(self.types):
-            raise TypeError(f"kernel {self.name} takes {len(self.types)} arguments, not {len(arguments)}")
-        flat = list(arguments)
-        for place in self._pointers:
-            value = flat[place]
-            flat[place] = 0 if value is None else getattr(value, "address", value)
-        for place in self._dims:
-            dims = flat[place]
-            flat[place : place + 1] = (*dims, *_ZEROS[len(dims) :])
-        return flat
+
+def _flattener(kernel: str, types: tuple[str, ...]) -> Callable[[Sequence[Any]], list[Any]]:
+    """What gives a launch's arguments as the packer wants them. TypeError if there are not as many as parameters.
+
+    Written out for each kernel: it is called for every launch, and a loop over the parameters takes twice as long.
+    """
+
+    def wrong(count: int) -> NoReturn:
+        raise TypeError(f"kernel {kernel} takes {len(types)} arguments, not {count}")
+
+    shapes = {
+        "*": "(a if type(a := given[{}]) is int else 0 if a is None else a.address)",
+        "Dims": "(a if type(a := given[{}]) is bytes else dims(tuple(a)))",
+    }
+    items = ", ".join(shapes.get(word, "given[{}]").format(place) for place, word in enumerate(types))
+    code = f"lambda given: [{items}] if len(given) == {len(types)} else wrong(len(given))"
+    flat: Callable[[Sequence[Any]], list[Any]] = eval(code, {"dims": dims, "wrong": wrong})
+    return flat
+
+
+@functools.lru_cache(4096)
+def dims(values: tuple[int, ...]) -> bytes:
+    """Up to 8 integers as the bytes of a Dims."""
+    return struct.pack(f"{DIMS}q", *values, *[0] * (DIMS - len(values)))
 
 
 def names() -> list[str]:

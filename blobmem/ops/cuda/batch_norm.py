@@ -37,7 +37,7 @@ def _plan(shape: channels.Folded, dtype: np.dtype) -> tuple[int, int, int]:
 
 
 def _plan_of(x: Any) -> tuple[int, int, int]:
-    return _plan((x.shape[0], x.shape[1], x.shape[2]), x.dtype) if x.size else (1, 0, 0)
+    return _plan(x.shape, x.dtype) if x.size else (1, 0, 0)
 
 
 def workspace(x: Any, *_: Any, **attributes: Any) -> int:

@@ -83,6 +83,25 @@ def sum_per_channel(shape: Folded, x: CudaArray, y: CudaArray | None, total: Cud
         add_parts(ws, total, parts, accumulate=accumulate, factor=factor)
 
 
+def relu_gradient(x: CudaArray, dy: CudaArray, dx: CudaArray, total: CudaArray, ws: CudaArray | None, *, slope: float,
+                  accumulate: bool) -> None:  # fmt: skip
+    """dx = the gradient of a ReLU, as `neuron.relu_backward` has it; total[c] (+)= the sum over channel c of dx.
+
+    Arrays are (rows, channels) in memory. ws is what `sum_per_channel` of (rows, channels, 1) wants, to whose bits it
+    comes.
+    """
+    shape = dx.size // max(1, total.size), total.size, 1
+    if dx.size == 0:
+        sum_per_channel(shape, dx, None, total, ws, accumulate=accumulate)
+        return
+    parts = _column_splits(shape)
+    blocks = -(-shape[1] // 32) * parts
+    sizes = *shape[:2], parts, slope, accumulate
+    _KERNELS.run(dx, "relu_gradient_columns", blocks, THREADS, x, dy, dx, total, ws, *sizes)
+    if parts > 1 and ws is not None:
+        add_parts(ws, total, parts, accumulate=accumulate)
+
+
 def add_parts(parts: CudaArray, total: CudaArray, each: int, *, accumulate: bool, factor: float = 1.0) -> None:
     """total[i] (+)= factor * the sum of `each` doubles, from i * each on."""
     blocks = -(-total.size // (THREADS // 32))

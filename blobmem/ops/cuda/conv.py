@@ -8,6 +8,7 @@ weights and their gradients stay as the file has them, and are turned over in th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,23 +33,35 @@ from blobmem.ops.cuda.layout import aligned, narrow_channels, to_channels_last, 
 from blobmem.ops.registry import ArraySpec, op
 
 Shape = tuple[int, ...]
+Window = tuple[Shape, Shape, Shape, int, str]
+"""Stride, padding, dilation, group and layout."""
 
 
-def _forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any, **window: Any) -> int:
+def _window(stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> Window:
+    return stride, pad, dilation, group, layout
+
+
+def _keywords(window: Window) -> dict[str, Any]:
+    return dict(zip(("stride", "pad", "dilation", "group", "layout"), window, strict=True))
+
+
+def _forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any, **given: Any) -> int:
+    window = _window(**given)
     if wide := _wide(x, w, window, device):
         return wide.workspace_bytes(_forward_direction(b), device, window)
-    return _plan_bytes(key_of(_forward_direction(b), device, x, w, **window), device, w)
+    return _plan_bytes(key_of(_forward_direction(b), device, x, w, *window), device, w)
 
 
 def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> int:
     return _plan_bytes(key_of("data", device, dx, w, **window), device, w)
 
 
-def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, **window: Any) -> int:
+def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, **given: Any) -> int:
     """For plans, which cannot add to what is there, dw comes first."""
+    window = _window(**given)
     if wide := _wide(x, dw, window, device):
         return wide.workspace_bytes("weights", device, window)
-    return _plan_bytes(key_of("weights", device, x, dw, **window), device, dw, accumulate)
+    return _plan_bytes(key_of("weights", device, x, dw, *window), device, dw, accumulate)
 
 
 def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False) -> int:
@@ -57,17 +70,18 @@ def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False) -> int
     if room is None:
         return 0
     apart = apart or (key.direction == "weights" and room.parts > 1)
-    return room.nbytes + (aligned(w.nbytes) if apart or _turns(w, key.layout) else 0)
+    return room.nbytes + (aligned(w.nbytes) if apart or _turns(w.shape, key.layout) else 0)
 
 
-def _turns(w: ArraySpec | CudaArray, layout: str) -> bool:
-    """Whether a plan for the layout has the weights in another order than the file."""
-    return layout == "NHWC" and w.shape[1] > 1 and math.prod(w.shape[2:]) > 1
+@functools.lru_cache(4096)
+def _turns(w: Shape, layout: str) -> bool:
+    """Whether a plan for the layout has weights of a shape in another order than the file."""
+    return layout == "NHWC" and w[1] > 1 and math.prod(w[2:]) > 1
 
 
 def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], device: Any) -> float | None:
     """What a convolution's plan took when it was chosen; None where our own kernels run, or nothing is known."""
-    window = dict(attributes)
+    window = _window(**attributes)
     if op == "conv_forward":
         direction, x, w = _forward_direction(specs[2]), specs[0], specs[1]
     elif op == "conv_backward_data":
@@ -76,7 +90,7 @@ def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], d
         direction, x, w = "weights", specs[0], specs[2]
     if direction != "data" and (wide := _wide(x, w, window, device)):
         x, w = wide.x, wide.w
-    return plan_ms(key_of(direction, device, x, w, **window), device)
+    return plan_ms(key_of(direction, device, x, w, *window), device)
 
 
 def _forward_direction(b: Any) -> str:
@@ -93,7 +107,7 @@ def _beside(w: CudaArray, ws: CudaArray | None) -> CudaArray:
 
 def _turned(w: CudaArray, ws: CudaArray | None, layout: str) -> tuple[CudaArray, int]:
     """The weights as a plan for the layout wants them, and how many bytes of ws they take."""
-    if not _turns(w, layout):
+    if not _turns(w.shape, layout):
         return w, 0
     turned = _beside(w, ws)
     to_channels_last(w, turned)
@@ -114,43 +128,43 @@ def _run_part(plan: Plan, part: int, arrays: tuple[CudaArray, ...], ws: CudaArra
 
 
 def _forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
-             window: dict[str, Any]) -> None:  # fmt: skip
+             window: Window) -> None:  # fmt: skip
     if (wide := _wide(x, w, window, x.device)) and wide.forward(x, w, b, y, ws, window):
         return
-    plan = plan_of(key_of(_forward_direction(b), x.device, x, w, **window), x.device)
+    plan = plan_of(key_of(_forward_direction(b), x.device, x, w, *window), x.device)
     if plan is None:
-        direct_forward(x, w, b, y, **window)
+        direct_forward(x, w, b, y, **_keywords(window))
         return
-    w, offset = _turned(w, ws, window["layout"])
+    w, offset = _turned(w, ws, window[-1])
     if b is not None and plan.fused:
         _run(plan, (x, w, y, b), ws, offset)
         return
     _run(plan, (x, w, y), ws, offset)
     if b is not None:
-        add_bias(b, y, window["layout"])
+        add_bias(b, y, window[-1])
 
 
 def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArray, ws: CudaArray | None,
-                   window: dict[str, Any]) -> None:  # fmt: skip
+                   window: Window) -> None:  # fmt: skip
     """dx from dy; with `b`, the outputs of a deconvolution of dy."""
-    plan = plan_of(key_of("data", dx.device, dx, w, **window), dx.device)
+    plan = plan_of(key_of("data", dx.device, dx, w, *window), dx.device)
     if plan is None:
-        direct_backward_data(dy, w, b, dx, **window)
+        direct_backward_data(dy, w, b, dx, **_keywords(window))
         return
-    w, offset = _turned(w, ws, window["layout"])
+    w, offset = _turned(w, ws, window[-1])
     _run(plan, (dx, w, dy), ws, offset)
     if b is not None:
-        add_bias(b, dx, window["layout"])
+        add_bias(b, dx, window[-1])
 
 
 def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
-                      window: dict[str, Any]) -> None:  # fmt: skip
+                      window: Window) -> None:  # fmt: skip
     if (wide := _wide(x, dw, window, x.device)) and wide.backward_weights(x, dy, dw, ws, accumulate, window):
         return
-    plan = plan_of(key_of("weights", x.device, x, dw, **window), x.device)
-    turns = _turns(dw, window["layout"])
+    plan = plan_of(key_of("weights", x.device, x, dw, *window), x.device)
+    turns = _turns(dw.shape, window[-1])
     if plan is None:
-        direct_backward_weights(x, dy, dw, accumulate=accumulate, **window)
+        direct_backward_weights(x, dy, dw, accumulate=accumulate, **_keywords(window))
     elif turns or accumulate or plan.parts > 1:
         fresh = _beside(dw, ws)
         for part in range(plan.parts):
@@ -175,11 +189,11 @@ class _Wide(NamedTuple):
     w: ArraySpec
     plain_w: ArraySpec
 
-    def plan(self, direction: str, device: Any, window: dict[str, Any]) -> Plan | None:
-        return plan_of(key_of(direction, device, self.x, self.w, **window), device)
+    def plan(self, direction: str, device: Any, window: Window) -> Plan | None:
+        return plan_of(key_of(direction, device, self.x, self.w, *window), device)
 
-    def workspace_bytes(self, direction: str, device: Any, window: dict[str, Any]) -> int:
-        room = room_of(key_of(direction, device, self.x, self.w, **window), device)
+    def workspace_bytes(self, direction: str, device: Any, window: Window) -> int:
+        room = room_of(key_of(direction, device, self.x, self.w, *window), device)
         return 0 if room is None else self._places()[-1] + room.nbytes
 
     def _places(self) -> tuple[int, int, int, int]:
@@ -199,7 +213,7 @@ class _Wide(NamedTuple):
         )
 
     def forward(self, x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
-                window: dict[str, Any]) -> bool:  # fmt: skip
+                window: Window) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran."""
         plan = self.plan(_forward_direction(b), x.device, window)
         if plan is None:
@@ -211,11 +225,11 @@ class _Wide(NamedTuple):
         fused = b is not None and plan.fused
         _run(plan, (images, wide, y, b) if fused and b is not None else (images, wide, y), ws, self._places()[-1])
         if b is not None and not fused:
-            add_bias(b, y, window["layout"])
+            add_bias(b, y, window[-1])
         return True
 
     def backward_weights(self, x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
-                         window: dict[str, Any]) -> bool:  # fmt: skip
+                         window: Window) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran."""
         plan = self.plan("weights", x.device, window)
         if plan is None:
@@ -229,20 +243,25 @@ class _Wide(NamedTuple):
         return True
 
 
-def _wide(x: Any, w: Any, window: dict[str, Any], device: Any) -> _Wide | None:
+def _wide(x: Any, w: Any, window: Window, device: Any) -> _Wide | None:
     missing = -w.shape[1] % 4
     if (
         not missing
         or device.math != "tf32"
         or len(x.shape) != 4
-        or window.get("layout") != "NHWC"
-        or window["group"] > 1
+        or window[-1] != "NHWC"
+        or window[-2] > 1
         or w.dtype != np.float32
     ):
         return None
-    x_shape = (*x.shape[:3], x.shape[3] + missing)
-    w_shape = (w.shape[0], w.shape[1] + missing, *w.shape[2:])
-    return _Wide(ArraySpec(x_shape, x.dtype), ArraySpec(w_shape, w.dtype), ArraySpec(w.shape, w.dtype))
+    return _widened(x.shape, w.shape, x.dtype)
+
+
+@functools.lru_cache(256)
+def _widened(x: Shape, w: Shape, dtype: np.dtype) -> _Wide:
+    missing = -w[1] % 4
+    wide_x, wide_w = (*x[:3], x[3] + missing), (w[0], w[1] + missing, *w[2:])
+    return _Wide(ArraySpec(wide_x, dtype), ArraySpec(wide_w, dtype), ArraySpec(w, dtype))
 
 
 def _folded(dy: Any, db: Any) -> tuple[int, int, int]:
@@ -253,7 +272,7 @@ def _folded(dy: Any, db: Any) -> tuple[int, int, int]:
 def conv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
                  stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
     """y = x convolved with w, plus b per channel (None: no bias)."""
-    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    window = stride, pad, dilation, group, layout
     _forward(x, w, b, y, ws, window)
 
 
@@ -261,7 +280,7 @@ def conv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, 
 def conv_backward_data(dy: CudaArray, w: CudaArray, dx: CudaArray, *, ws: CudaArray | None = None, stride: Shape,
                        pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
     """The gradient for x."""
-    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    window = stride, pad, dilation, group, layout
     _backward_data(dy, w, None, dx, ws, window)
 
 
@@ -270,7 +289,7 @@ def conv_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, ws: Cud
                           pad: Shape, dilation: Shape, group: int, accumulate: bool,
                           layout: str = "NCHW") -> None:  # fmt: skip
     """The gradient for w."""
-    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    window = stride, pad, dilation, group, layout
     _backward_weights(x, dy, dw, ws, accumulate, window)
 
 
@@ -284,7 +303,7 @@ def conv_backward_bias(dy: CudaArray, db: CudaArray, *, ws: CudaArray | None = N
 def deconv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
                    stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
     """y = the transpose of a convolution with w, applied to x, plus b per channel (None: no bias)."""
-    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    window = stride, pad, dilation, group, layout
     _backward_data(x, w, b, y, ws, window)
 
 
@@ -292,7 +311,7 @@ def deconv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray
 def deconv_backward_data(dy: CudaArray, w: CudaArray, dx: CudaArray, *, ws: CudaArray | None = None, stride: Shape,
                          pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
     """The gradient for a deconvolution's x."""
-    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    window = stride, pad, dilation, group, layout
     _forward(dy, w, None, dx, ws, window)
 
 
@@ -301,5 +320,5 @@ def deconv_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, ws: C
                             pad: Shape, dilation: Shape, group: int, accumulate: bool,
                             layout: str = "NCHW") -> None:  # fmt: skip
     """The gradient for a deconvolution's w."""
-    window = {"stride": stride, "pad": pad, "dilation": dilation, "group": group, "layout": layout}
+    window = stride, pad, dilation, group, layout
     _backward_weights(dy, x, dw, ws, accumulate, window)

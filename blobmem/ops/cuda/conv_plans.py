@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from blobmem.ops.cuda.cudnn import MOST_AXES, Cudnn, Plan, parts_of
 from blobmem.ops.cuda.layout import channels_first
 from blobmem.ops.registry import ArraySpec
 
-_NAMES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # dtype.name is slow
+_NAMES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}
 
 _log = logging.getLogger(__name__)
 
@@ -28,10 +29,16 @@ def key_of(direction: str, device: Any, x: ArraySpec | CudaArray, w: ArraySpec |
 
     ValueError for channels last with other than two spatial axes.
     """
-    limit = algorithms.WORKSPACE_LIMIT if device.workspace_limit is None else device.workspace_limit
-    source = channels_first(x.shape, layout)
-    return Key(direction, source, w.shape, stride, pad, dilation, group, _NAMES[x.dtype], layout, device.math,
-               device.deterministic, limit)  # fmt: skip
+    return _key(direction, x.shape, w.shape, stride, pad, dilation, group, x.dtype, layout, device.math,
+                device.deterministic, device.workspace_limit)  # fmt: skip
+
+
+@functools.lru_cache(4096)
+def _key(direction: str, x: Shape, w: Shape, stride: Shape, pad: Shape, dilation: Shape, group: int, dtype: np.dtype,
+         layout: str, math: str, deterministic: bool, limit: int | None) -> Key:  # fmt: skip
+    limit = algorithms.WORKSPACE_LIMIT if limit is None else limit
+    return Key(direction, channels_first(x, layout), w, stride, pad, dilation, group, _NAMES[dtype], layout, math,
+               deterministic, limit)  # fmt: skip
 
 
 class Room(NamedTuple):

@@ -31,6 +31,10 @@ def weighted_sum(xs: Sequence[CudaArray], coeffs: Sequence[float], y: CudaArray)
     if len(xs) == 2:
         _KERNELS.map("sum_two", (*xs, y), *coeffs)
         return
+    if len(xs) <= _MOST:
+        factors = [*coeffs, *[0.0] * (_MOST - len(xs))]
+        _KERNELS.over(y, "sum", y.size, [x.address for x in xs], len(xs), y, y.size, *factors)
+        return
     for arrays, indices in _turns(xs, y):
         factors = [1.0 if index == _SO_FAR else coeffs[index] for index in indices] + [0.0] * (_MOST - len(indices))
         _KERNELS.over(y, "sum", y.size, [x.address for x in arrays], len(arrays), y, y.size, *factors)

@@ -6,8 +6,10 @@ may be the same memory.
 
 from __future__ import annotations
 
+from typing import Any
+
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.ops.cuda import batch_norm
+from blobmem.ops.cuda import batch_norm, channels
 from blobmem.ops.cuda.launch import Kernels
 from blobmem.ops.registry import op
 
@@ -65,3 +67,14 @@ def sums_relu_backward(y: CudaArray, one: CudaArray, two: CudaArray, dy: CudaArr
                        db: CudaArray | None, *, slope: float) -> None:  # fmt: skip
     """dy, da and db (None: not wanted) all become one + two where y is positive, slope * (one + two) elsewhere."""
     _KERNELS.over(dy, "sum_relu_gradient", dy.size, y, one, two, dy, da, db, dy.size, slope)
+
+
+def _bias_room(x: Any, dy: Any, dx: Any, db: Any, **_: Any) -> int:
+    return channels.workspace_bytes((dx.size // max(1, db.size), db.size, 1))
+
+
+@op(family="cuda", workspace=_bias_room)
+def relu_bias_backward(x: CudaArray, dy: CudaArray, dx: CudaArray, db: CudaArray, *, slope: float, accumulate: bool,
+                       ws: CudaArray | None = None) -> None:  # fmt: skip
+    """`relu_backward`, and `conv_backward_bias` of its dx, whose last axis is of channels; at least two of them."""
+    channels.relu_gradient(x, dy, dx, db, ws, slope=slope, accumulate=accumulate)

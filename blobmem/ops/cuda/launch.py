@@ -50,4 +50,5 @@ class Kernels:
 
 
 def _grid(n: int, each: int) -> tuple[int, int, int]:
-    return min(-(-n // (THREADS * each)), _MOST_BLOCKS), 1, 1
+    blocks = -(-n // (THREADS * each))
+    return blocks if blocks < _MOST_BLOCKS else _MOST_BLOCKS, 1, 1

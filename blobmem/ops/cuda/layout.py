@@ -6,6 +6,7 @@ channels).
 
 from __future__ import annotations
 
+import functools
 from math import prod
 
 from blobmem.devices.cuda.array import CudaArray
@@ -38,16 +39,21 @@ def in_layout(shape: Shape, layout: str) -> Shape:
     return shape if layout == "NCHW" else (shape[0], *shape[2:], shape[1])
 
 
+@functools.lru_cache(4096)
+def _planar(shape: Shape) -> tuple[int, int, int]:
+    """(images, channels, positions) of an array (images, channels, spatial...)."""
+    return shape[0], shape[1], prod(shape[2:])
+
+
 def to_channels_last(x: CudaArray, y: CudaArray) -> None:
     """y's memory = x (images, channels, spatial...) as (images, spatial..., channels). y has as many elements."""
-    images, channels, *spatial = x.shape
-    strided.transposed(x, y, (images, channels, prod(spatial)), (0, 2, 1))
+    strided.transposed(x, y, _planar(x.shape), (0, 2, 1))
 
 
 def to_channels_first(x: CudaArray, y: CudaArray) -> None:
     """y (images, channels, spatial...) = x's memory, which is (images, spatial..., channels)."""
-    images, channels, *spatial = y.shape
-    strided.transposed(x, y, (images, prod(spatial), channels), (0, 2, 1))
+    images, channels, positions = _planar(y.shape)
+    strided.transposed(x, y, (images, positions, channels), (0, 2, 1))
 
 
 def widen_channels(x: CudaArray, y: CudaArray) -> None:

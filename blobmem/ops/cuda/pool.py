@@ -8,9 +8,11 @@ pooling with these windows.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.devices.cuda.sources import dims
 from blobmem.ops.cuda import planes
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.cuda.layout import channels_first
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from blobmem.ops.host.random import Draws
 
 Pair = tuple[int, int]
+Shape = tuple[int, ...]
 
 _KERNELS = Kernels("pool")
 _GRADIENTS = Kernels("pool_gradient")
@@ -45,9 +48,12 @@ class Windows(NamedTuple):
     gap: int = 0
     at: int = 0
 
-    def dims(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def dims(self) -> tuple[bytes, bytes]:
         """What kernels take last."""
-        return (*self.kernel, *self.stride, *self.pad), (*self.x_plane, *self.y_plane, self.channels, self.gap, self.at)
+        return (
+            dims((*self.kernel, *self.stride, *self.pad)),
+            dims((*self.x_plane, *self.y_plane, self.channels, self.gap, self.at)),
+        )
 
     def forward(self, x: CudaArray, name: str, *arguments: object) -> None:
         """Queue a kernel over y's elements."""
@@ -80,75 +86,93 @@ class Windows(NamedTuple):
         (height, width), (top, left) = self.x_plane, self.pad
         return (height - 1 + top) // step - top // step + 1, (width - 1 + left) // step - left // step + 1
 
-    def forward_last(self, x: CudaArray, name: str, *arguments: object) -> None:
-        """Queue a kernel over y's elements, the channels last."""
+    def forward_last(self, itemsize: int) -> _Last:
+        """The launch over y's elements, the channels last."""
         tall, wide = self.kernel
         count = self.planes * self.y_plane[0] * self.y_plane[1]
-        name = f"{name}_{tall if tall == wide and tall in (2, 3) else 'any'}"
-        _LAST.run(x, name, self._blocks_last(x, count), THREADS, *arguments, count, *self.dims())
+        ending = str(tall) if tall == wide and tall in (2, 3) else "any"
+        return _Last(ending, self._blocks_last(itemsize, count), (count, *self.dims()))
 
-    def backward_last(self, dx: CudaArray, name: str, *arguments: object) -> None:
-        """Queue a gradient over dx's elements, or its cells, the channels last."""
+    def backward_last(self, itemsize: int) -> _Last:
+        """The launch of a gradient over dx's elements, or its cells, the channels last."""
         seen, step = self.seen(), self.stride[0]
         by_cells = (self.stride, seen) in _CELLS
         ending, size = (f"{seen}_{step}", self.cells(step)) if by_cells else ("any", self.x_plane)
-        blocks = self._blocks_last(dx, self.planes * size[0] * size[1])
-        _LAST.run(dx, f"{name}_{ending}", blocks, THREADS, *arguments, self.planes // self.channels, *self.dims())
+        blocks = self._blocks_last(itemsize, self.planes * size[0] * size[1])
+        return _Last(ending, blocks, (self.planes // self.channels, *self.dims()))
 
-    def _blocks_last(self, like: CudaArray, count: int) -> int:
-        pack = 16 // like.dtype.itemsize
+    def _blocks_last(self, itemsize: int, count: int) -> int:
+        pack = 16 // itemsize
         return -(-count // (THREADS * (1 if self.channels % pack else pack)))
 
 
-def _windows(x: CudaArray, y: CudaArray, kernel: Pair, stride: Pair, pad: Pair, layout: str) -> Windows:
-    images, channels, height, width = channels_first(x.shape, layout)
-    _, _, rows, columns = channels_first(y.shape, layout)
+class _Last(NamedTuple):
+    """A launch with channels last: the ending of the kernel's name, blocks, and what it takes after the arrays."""
+
+    ending: str
+    blocks: int
+    arguments: tuple[object, ...]
+
+
+@functools.lru_cache(4096)
+def _windows(x: Shape, y: Shape, kernel: Pair, stride: Pair, pad: Pair, layout: str) -> Windows:
+    images, channels, height, width = channels_first(x, layout)
+    _, _, rows, columns = channels_first(y, layout)
     return Windows((height, width), (rows, columns), images * channels, kernel, stride, pad, channels)
 
 
-def _forward(x: CudaArray, y: CudaArray, name: str, layout: str, arguments: tuple[object, ...], **window: Pair) -> None:
-    windows = _windows(x, y, **window, layout=layout)
+@functools.lru_cache(4096)
+def _last(backward: bool, x: Shape, y: Shape, kernel: Pair, stride: Pair, pad: Pair, layout: str,
+          itemsize: int) -> _Last:  # fmt: skip
+    windows = _windows(x, y, kernel, stride, pad, layout)
+    return windows.backward_last(itemsize) if backward else windows.forward_last(itemsize)
+
+
+def _forward(x: CudaArray, y: CudaArray, name: str, layout: str, arguments: tuple[object, ...],
+             *window: Pair) -> None:  # fmt: skip
     if layout == "NCHW":
-        windows.by_size(x, name, *arguments)
-    else:
-        windows.forward_last(x, name, *arguments)
+        _windows(x.shape, y.shape, *window, layout).by_size(x, name, *arguments)
+        return
+    ending, blocks, rest = _last(False, x.shape, y.shape, *window, layout, x.dtype.itemsize)
+    _LAST.run(x, f"{name}_{ending}", blocks, THREADS, *arguments, *rest)
 
 
 def _backward(dy: CudaArray, dx: CudaArray, name: str, layout: str, arguments: tuple[object, ...],
-              **window: Pair) -> None:  # fmt: skip
-    windows = _windows(dx, dy, **window, layout=layout)
+              *window: Pair) -> None:  # fmt: skip
     if layout == "NCHW":
-        windows.backward(dx, name, *arguments, True)
-    elif dx.size:
-        windows.backward_last(dx, name, *arguments)
+        _windows(dx.shape, dy.shape, *window, layout).backward(dx, name, *arguments, True)
+        return
+    ending, blocks, rest = _last(True, dx.shape, dy.shape, *window, layout, dx.dtype.itemsize)
+    if dx.size:
+        _LAST.run(dx, f"{name}_{ending}", blocks, THREADS, *arguments, *rest)
 
 
 @op(family="cuda")
 def max_pool_forward(x: CudaArray, y: CudaArray, mask: CudaArray | None, *, kernel: Pair, stride: Pair, pad: Pair,
                      layout: str = "NCHW") -> None:  # fmt: skip
     """y = the largest of each window; mask (int32, None: not wanted) = its index in x's plane, or -1."""
-    _forward(x, y, "largest", layout, (x, y, mask), kernel=kernel, stride=stride, pad=pad)
+    _forward(x, y, "largest", layout, (x, y, mask), kernel, stride, pad)
 
 
 @op(family="cuda")
 def max_pool_backward(dy: CudaArray, mask: CudaArray, dx: CudaArray, *, kernel: Pair, stride: Pair, pad: Pair,
                       layout: str = "NCHW") -> None:  # fmt: skip
     """dx = the sum of dy over the windows whose value came from there; of stochastic pooling too."""
-    _backward(dy, dx, "largest_gradient", layout, (dy, mask, dx), kernel=kernel, stride=stride, pad=pad)
+    _backward(dy, dx, "largest_gradient", layout, (dy, mask, dx), kernel, stride, pad)
 
 
 @op(family="cuda")
 def ave_pool_forward(x: CudaArray, y: CudaArray, *, kernel: Pair, stride: Pair, pad: Pair,
                      layout: str = "NCHW") -> None:  # fmt: skip
     """y = the mean of each window."""
-    _forward(x, y, "average", layout, (x, y), kernel=kernel, stride=stride, pad=pad)
+    _forward(x, y, "average", layout, (x, y), kernel, stride, pad)
 
 
 @op(family="cuda")
 def ave_pool_backward(dy: CudaArray, dx: CudaArray, *, kernel: Pair, stride: Pair, pad: Pair,
                       layout: str = "NCHW") -> None:  # fmt: skip
     """dx = the sum over windows of dy over their size."""
-    _backward(dy, dx, "average_gradient", layout, (dy, dx), kernel=kernel, stride=stride, pad=pad)
+    _backward(dy, dx, "average_gradient", layout, (dy, dx), kernel, stride, pad)
 
 
 def stochastic(x: CudaArray, y: CudaArray, mask: CudaArray | None, draws: Draws | None, windows: Windows) -> None:
@@ -163,4 +187,4 @@ def stochastic(x: CudaArray, y: CudaArray, mask: CudaArray | None, draws: Draws 
 def stochastic_pool_forward(x: CudaArray, y: CudaArray, mask: CudaArray | None, *, draws: Draws | None, kernel: Pair,
                             stride: Pair, pad: Pair) -> None:  # fmt: skip
     """y = one of each window, with probability in proportion to its value; the host's choice."""
-    stochastic(x, y, mask, draws, _windows(x, y, kernel, stride, pad, "NCHW"))
+    stochastic(x, y, mask, draws, _windows(x.shape, y.shape, kernel, stride, pad, "NCHW"))

@@ -12,4 +12,4 @@ from blobmem.ops.registry import op
 @op(family="cuda")
 def transpose(x: CudaArray, y: CudaArray, *, order: Sequence[int]) -> None:
     """y = x with axis order[i] as its axis i; x and y are different memory."""
-    strided.transposed(x, y, x.shape, order)
+    strided.transposed(x, y, x.shape, tuple(order))

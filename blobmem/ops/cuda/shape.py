@@ -2,36 +2,86 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.devices.cuda.sources import DIMS, dims
 from blobmem.ops.cuda import strided
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.registry import op
 
 _KERNELS = Kernels("tiles")
 _WARP = 32
+_INDEX = 2**31  # kernels count parts in 32 bits
+
+Shape = tuple[int, ...]
+
+
+@functools.lru_cache(4096)
+def _part(shape: Shape, whole: int, axis: int, offset: int) -> tuple[tuple[int, int], Shape, Shape, int]:
+    """(size, strides of the part, strides of the whole, the part's first element in it), `whole` long on the axis."""
+    inner = prod(shape[axis + 1 :])
+    size = prod(shape[:axis]), shape[axis] * inner
+    return size, (size[1], 1), (whole * inner, 1), offset * inner
 
 
 def _copy_part(part: CudaArray, whole: CudaArray, axis: int, offset: int, into: bool) -> None:
     """Between `part` and what `whole` has from `offset` on along the axis; `into`: from part to whole."""
-    inner = prod(part.shape[axis + 1 :])
-    size, at = (prod(part.shape[:axis]), part.shape[axis] * inner), offset * inner
-    rows, own = (whole.shape[axis] * inner, 1), (size[1], 1)
+    size, own, rows, at = _part(part.shape, whole.shape[axis], axis, offset)
     if into:
         strided.copy(part, whole, size, own, rows, 0, at)
     else:
         strided.copy(whole, part, size, rows, own, at, 0)
 
 
+class _Joint(NamedTuple):
+    """Rows in which parts lie side by side: elements (or packs), those of a row, and how far each part goes."""
+
+    n: int
+    length: int
+    stops: bytes
+
+
+@functools.lru_cache(4096)
+def _joint(parts: tuple[Shape, ...], axis: int, pack: int) -> _Joint | None:
+    """The rows of parts along an axis, counted in packs; None where these do not fit, for too many, and for one row,
+    whose parts are runs of memory."""
+    rows, widths = prod(parts[0][:axis]), [prod(shape[axis:]) for shape in parts]
+    n = rows * sum(widths) // pack
+    if rows == 1 or n >= _INDEX or any(width % pack for width in widths):
+        return None
+    stops = list(accumulate(width // pack for width in widths))
+    return _Joint(n, stops[-1], dims(tuple(stops)))
+
+
+def _copy_parts(parts: Sequence[CudaArray], whole: CudaArray, axis: int, join: bool) -> None:
+    """Between `whole` and the parts that it is made of along the axis; `join`: from the parts."""
+    name = "join" if join else "divide"
+    if 1 < len(parts) <= DIMS:
+        addresses, shapes = tuple([part.address for part in parts]), tuple([part.shape for part in parts])
+        is_aligned = not any(address % 16 for address in (whole.address, *addresses))
+        packs = _joint(shapes, axis, 16 // whole.dtype.itemsize) if is_aligned else None
+        joint = packs or _joint(shapes, axis, 1)
+        if joint is not None:
+            n, length, stops = joint
+            name = name if packs is None else f"{name}_packs"
+            _KERNELS.over(whole, name, n, whole, n, length, len(parts), dims(addresses), stops)
+            return
+    offset = 0
+    for part in parts:
+        _copy_part(part, whole, axis, offset, join)
+        offset += part.shape[axis]
+
+
 @op(family="cuda")
 def concat_forward(*arrays: CudaArray, axis: int) -> None:
     """The last array becomes those before it, one after another along the axis."""
     *xs, y = arrays
-    offset = 0
-    for x in xs:
-        _copy_part(x, y, axis, offset, True)
-        offset += x.shape[axis]
+    _copy_parts(xs, y, axis, True)
 
 
 @op(family="cuda")
@@ -43,10 +93,7 @@ def concat_backward(dy: CudaArray, dx: CudaArray, *, axis: int, offset: int) -> 
 @op(family="cuda")
 def slice_forward(x: CudaArray, *ys: CudaArray, axis: int) -> None:
     """The ys become x, divided along the axis."""
-    offset = 0
-    for y in ys:
-        _copy_part(y, x, axis, offset, False)
-        offset += y.shape[axis]
+    _copy_parts(ys, x, axis, False)
 
 
 @op(family="cuda")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.devices.cuda.sources import dims
 from blobmem.ops.cuda.launch import THREADS, Kernels
 
 _KERNELS = Kernels("strided")
@@ -79,7 +80,7 @@ def _launch(size: Shape, x: Shape, y: Shape, pack: int) -> _Launch | None:
     count, n = len(chosen.size), math.prod(chosen.size)
     axes = next(axes for axes in (2, 3, _AXES) if axes >= count)
     sizes, steps_x, steps_y = (axes - count) * (1,) + chosen.size, *((axes - count) * (0,) + s for s in chosen[1:])
-    arguments = (sizes[1], *steps_x, *steps_y) if axes == 2 else (sizes, steps_x, steps_y)
+    arguments = (sizes[1], *steps_x, *steps_y) if axes == 2 else (dims(sizes), dims(steps_x), dims(steps_y))
     return _Launch(f"copy_{axes}" if packs is None else f"copy_packs_{axes}", n, arguments) if n < _INDEX else None
 
 
@@ -91,11 +92,11 @@ def copy(x: CudaArray, y: CudaArray, size: Shape, x_strides: Shape, y_strides: S
     """
     itemsize = x.dtype.itemsize
     source, target = x.address + x_at * itemsize, y.address + y_at * itemsize
-    if 0 in size:
-        return
     launch = _launch(size, x_strides, y_strides, 16 // itemsize if source % 16 == target % 16 == 0 else 1)
     if launch is not None:
         _KERNELS.over(x, launch.name, launch.n, source, target, launch.n, *launch.arguments)
+        return
+    if 0 in size:
         return
     layout = _joined(size, x_strides, y_strides)
     if layout.x == layout.y == (1,):
@@ -106,12 +107,9 @@ def copy(x: CudaArray, y: CudaArray, size: Shape, x_strides: Shape, y_strides: S
     copy(x, y, (layout.size[0] - half, *rest), layout.x, layout.y, x_at + half * layout.x[0], y_at + half * layout.y[0])
 
 
-def transposed(x: CudaArray, y: CudaArray, shape: Shape, order: Sequence[int]) -> None:
+def transposed(x: CudaArray, y: CudaArray, shape: Shape, order: Shape) -> None:
     """y = x of `shape` with axis order[i] as its axis i; both C-contiguous."""
-    size, strides = tuple(shape[axis] for axis in order), strides_of(shape)
-    x_strides, y_strides = tuple(strides[axis] for axis in order), strides_of(size)
-    layout = _joined(size, x_strides, y_strides)
-    tiles = _tiles(layout) if x.size else None
+    size, x_strides, y_strides, tiles = _transposition(shape, order)
     if tiles is None:
         copy(x, y, size, x_strides, y_strides)
     else:
@@ -120,6 +118,13 @@ def transposed(x: CudaArray, y: CudaArray, shape: Shape, order: Sequence[int]) -
 
 
 @functools.lru_cache(4096)
+def _transposition(shape: Shape, order: Shape) -> tuple[Shape, Shape, Shape, tuple[int, tuple] | None]:
+    """Size and strides for `copy`, and what `_tiles` says."""
+    size, strides = tuple(shape[axis] for axis in order), strides_of(shape)
+    x_strides, y_strides = tuple(strides[axis] for axis in order), strides_of(size)
+    return size, x_strides, y_strides, None if 0 in shape else _tiles(_joined(size, x_strides, y_strides))
+
+
 def _tiles(layout: _Layout) -> tuple[int, tuple] | None:
     """Blocks and arguments of `turn`, or None where a plain copy is as good: it reads in runs, or axes are short."""
     last = len(layout.size) - 1
@@ -133,5 +138,5 @@ def _tiles(layout: _Layout) -> tuple[int, tuple] | None:
     if min(a_size, b_size) < _LEAST or blocks >= _INDEX:
         return None
     fill = _AXES - len(around)
-    dims = (*[1] * fill, *size), (*[0] * fill, *x), (*[0] * fill, *y)
-    return blocks, (a_size, b_size, layout.x[last], layout.y[a], *dims)
+    around_dims = dims((*[1] * fill, *size)), dims((*[0] * fill, *x)), dims((*[0] * fill, *y))
+    return blocks, (a_size, b_size, layout.x[last], layout.y[a], *around_dims)

@@ -221,6 +221,21 @@ def test_sums_relu_backward(cuda, rng, size, dtype, slope):
             np.testing.assert_array_equal(result, g)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 8), (3, 2), (17, 5), (600, 36), (2000, 64), (5, 4, 3, 70)])
+@pytest.mark.parametrize("slope", [0.0, 0.25])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_relu_bias_backward_has_the_bits_of_both(cuda, rng, shape, dtype, slope, accumulate):
+    y, dy, db = normal(rng, dtype, *shape), normal(rng, dtype, *shape), normal(rng, dtype, shape[-1])
+    folded = (int(np.prod(shape[:-1])), shape[-1], 1)
+    for dx in (dy, np.ones_like(dy)):
+        g = cuda.run("relu_backward", y, dy, dx, slope=slope)[2]
+        total = cuda.run("conv_backward_bias", g.reshape(folded), db, accumulate=accumulate)[1]
+        got = cuda.run("relu_bias_backward", y, dy, dx, db, slope=slope, accumulate=accumulate)
+        np.testing.assert_array_equal(got[2], g)
+        np.testing.assert_array_equal(got[3], total)
+
+
 def test_sum_relu_of_what_is_no_number(cuda):
     a, b = np.array([np.inf, -np.inf, np.inf], np.float32), np.array([1, 1, -np.inf], np.float32)
     np.testing.assert_array_equal(cuda.run("sum_relu_forward", a, b, a, slope=0.0)[2], np.array([np.inf, 0, np.nan]))

@@ -62,12 +62,22 @@ def launches(cuda):
     return cuda.device.launches
 
 
-def test_one_launch_for_each_operand(cuda, launches):
+def test_one_launch_for_all_operands(cuda, launches):
     parts = [np.zeros((2, size, 4), np.float32) for size in SIZES]
     cuda.run("concat_forward", *parts, np.zeros((2, 8, 4), np.float32), axis=1)
-    assert launches == ["copy_packs_2"] * 3
+    cuda.run("slice_forward", np.zeros((2, 8, 3), np.float32), *(part[..., :3] for part in parts), axis=1)
+    assert launches == ["join_packs", "divide"]
     cuda.run("concat_forward", *(part[:1] for part in parts), np.zeros((1, 8, 4), np.float32), axis=1)
-    assert len(launches) == 3  # runs of memory are copied without a kernel
+    assert len(launches) == 2  # runs of memory are copied without a kernel
+
+
+@pytest.mark.parametrize("count", [2, 8, 9])
+@pytest.mark.parametrize("inner", [1, 4])
+def test_many_parts_and_some_of_nothing(cuda, rng, count, inner, dtype):
+    parts = [rng.normal(size=(3, size % 3, inner)).astype(dtype) for size in range(count)]
+    whole = np.concatenate(parts, 1)
+    cuda.compare("concat_forward", *parts, np.full_like(whole, np.nan), axis=1, rtol=0)
+    cuda.compare("slice_forward", whole, *[np.full_like(part, np.nan) for part in parts], axis=1, rtol=0)
 
 
 def test_packs_are_aligned(cuda, launches):
@@ -77,11 +87,15 @@ def test_packs_are_aligned(cuda, launches):
 
 
 def test_arrays_too_large_for_one_launch(cuda, rng, monkeypatch):
-    from blobmem.ops.cuda import strided
+    from blobmem.ops.cuda import shape, strided
 
     monkeypatch.setattr(strided, "_INDEX", 50)
     strided._launch.cache_clear()
+    monkeypatch.setattr(shape, "_INDEX", 50)
+    shape._joint.cache_clear()
     x, y = rng.normal(size=(7, 9, 5)), np.zeros((7, 3, 5))
+    cuda.compare("slice_forward", x, *[np.zeros((7, 3, 5))] * 3, axis=1, rtol=0)
+    shape._joint.cache_clear()
     cuda.compare("crop_forward", x, y, offsets=(0, 2, 0), rtol=0)
     cuda.compare("crop_backward", y, x, offsets=(0, 2, 0), rtol=0)
     cuda.compare("tile_forward", rng.normal(size=(2, 101)), np.zeros((2, 3, 101)), rtol=0)

@@ -91,17 +91,36 @@ __device__ __forceinline__ Lot<W> sum_rows(const T *x, const T *y, i64 channels,
   return total;
 }
 
+// dx = the gradient of a ReLU, of which x is the input or the output, there; and its sums.
 template <int W>
-__device__ __forceinline__ void sum_neighbours(const T *x, const T *y, T *total, double *parts, i64 outer, i64 channels,
-                                               i64 splits, int kind, double factor, int accumulate,
-                                               double (&sums)[32][33]) {
+__device__ __forceinline__ Lot<W> relu_rows(const T *x, const T *dy, T *dx, i64 channels, i64 c, i64 first, i64 stop,
+                                            int step, T slope) {
+  Lot<W> total = {};
+  grouped<4>(
+      first, stop, step,
+      [=](i64 n) { return Found<Lots<W>>{n * channels + c, load<W>(x, dy, n * channels + c)}; },
+      [&](const Found<Lots<W>> &found) {
+        Lot<W> lot;
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+          T g = found.value.b.at[i];
+          lot.at[i] = found.value.a.at[i] > 0 ? g : slope == 0 ? (T)0 : g * slope;
+          total.at[i] += lot.at[i];
+        }
+        store<W>(dx, found.at, lot);
+      });
+  return total;
+}
+
+// rows(c, first, stop, step) gives a thread's sums of W neighbouring channels.
+template <int W, class F>
+__device__ __forceinline__ void sum_neighbours(T *total, double *parts, i64 outer, i64 channels, i64 splits,
+                                               double factor, int accumulate, double (&sums)[32][33], F sum_of) {
   int lane = threadIdx.x % (32 / W), row = threadIdx.x / (32 / W), rows = blockDim.x / (32 / W);
   i64 first = blockIdx.x / splits * 32, s = blockIdx.x % splits, c = first + lane * W;
   Part part(outer, s, splits);
   Lot<W> lot = {};
-#define SUM(KIND) sum_rows<KIND, W>(x, y, channels, c, part.first + row, part.stop, rows)
-  if (c < channels) lot = BY_KIND(kind, SUM);
-#undef SUM
+  if (c < channels) lot = sum_of(c, part.first + row, part.stop, rows);
 #pragma unroll
   for (int i = 0; i < W; i++) sums[row][lane * W + i] = lot.at[i];
   __syncthreads();
@@ -115,10 +134,35 @@ __device__ __forceinline__ void sum_neighbours(const T *x, const T *y, T *total,
 extern "C" __global__ void sum_columns(const T *x, const T *y, T *total, double *parts, i64 outer, i64 channels,
                                        i64 splits, int kind, double factor, int accumulate) {
   __shared__ double sums[32][33];
-  if (whole_packs(channels) && aligned(x) && aligned(y))
-    sum_neighbours<PACK>(x, y, total, parts, outer, channels, splits, kind, factor, accumulate, sums);
+#define SUM(KIND) sum_rows<KIND, WIDTH>(x, y, channels, c, first, stop, step)
+#define SUMS                                                                               \
+  sum_neighbours<WIDTH>(total, parts, outer, channels, splits, factor, accumulate, sums,   \
+                        [=](i64 c, i64 first, i64 stop, int step) { return BY_KIND(kind, SUM); })
+  if (whole_packs(channels) && aligned(x) && aligned(y)) {
+    constexpr int WIDTH = PACK;
+    SUMS;
+  } else {
+    constexpr int WIDTH = 1;
+    SUMS;
+  }
+#undef SUMS
+#undef SUM
+}
+
+// `relu_gradient` and, of its result, `sum_columns` in one pass, to the same bits. dx may be dy.
+extern "C" __global__ void relu_gradient_columns(const T *x, const T *dy, T *dx, T *total, double *parts, i64 outer,
+                                                 i64 channels, i64 splits, T slope, int accumulate) {
+  __shared__ double sums[32][33];
+  if (whole_packs(channels) && aligned(x) && aligned(dy) && aligned(dx))
+    sum_neighbours<PACK>(total, parts, outer, channels, splits, 1, accumulate, sums,
+                         [=](i64 c, i64 first, i64 stop, int step) {
+                           return relu_rows<PACK>(x, dy, dx, channels, c, first, stop, step, slope);
+                         });
   else
-    sum_neighbours<1>(x, y, total, parts, outer, channels, splits, kind, factor, accumulate, sums);
+    sum_neighbours<1>(total, parts, outer, channels, splits, 1, accumulate, sums,
+                      [=](i64 c, i64 first, i64 stop, int step) {
+                        return relu_rows<1>(x, dy, dx, channels, c, first, stop, step, slope);
+                      });
 }
 
 // total[c] (+)= factor * the sum of the channel's parts; a warp for each channel.

@@ -20,3 +20,44 @@ extern "C" __global__ void sum_by_warps(const T *dy, T *dx, i64 n, i64 tiles, i6
   for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   if ((threadIdx.x & 31) == 0) dx[i] = (T)sum;
 }
+
+// Parts, at most 8, that lie side by side in the rows of `whole`, part p up to column stops[p]; n elements in rows of
+// `length`. An element is an E.
+template <bool JOIN, class E>
+__device__ __forceinline__ void copy_parts(E *whole, u32 n, u32 length, int count, const Dims &parts,
+                                           const Dims &stops) {
+#pragma unroll 1
+  FOR(i, n) {
+    u32 row = (u32)i / length, column = (u32)i - row * length;
+    i64 part = parts.at[0], start = 0, stop = stops.at[0];
+#pragma unroll
+    for (int p = 1; p < 8; p++)
+      if (p < count && column >= stop) {
+        part = parts.at[p];
+        start = stop;
+        stop = stops.at[p];
+      }
+    E *there = (E *)part + row * (stop - start) + (column - start);
+    if (JOIN)
+      whole[i] = *there;
+    else
+      *there = whole[i];
+  }
+}
+
+extern "C" __global__ void join(T *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
+  copy_parts<true>(whole, n, length, count, parts, stops);
+}
+
+extern "C" __global__ void divide(T *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
+  copy_parts<false>(whole, n, length, count, parts, stops);
+}
+
+// The same with 16 bytes as an element.
+extern "C" __global__ void join_packs(T *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
+  copy_parts<true>((Pack *)whole, n, length, count, parts, stops);
+}
+
+extern "C" __global__ void divide_packs(T *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
+  copy_parts<false>((Pack *)whole, n, length, count, parts, stops);
+}
