@@ -68,6 +68,11 @@ def _same(*operands: Operand | None) -> bool:
     return len(places) == 1 and None not in places
 
 
+def _one_order(*operands: Operand | None) -> bool:
+    """Whether elements stand in one order in all of these: a flattened array has the same place, and may not."""
+    return len({operand.form for operand in operands if operand is not None}) == 1
+
+
 def _is(calls: Sequence[Call], at: int, op: str) -> bool:
     return at < len(calls) and calls[at].op == op and not calls[at].once
 
@@ -181,6 +186,8 @@ def _sum_backward(calls: Sequence[Call], at: int) -> Group | None:
     da, db = one.operands[1], other.operands[1]
     if not _same(one.operands[0], other.operands[0], dy) or _same(da, dy) or _same(db, dy) or _same(da, db):
         return None
+    if not _one_order(y, dy, da, db):
+        return None
     slope = first.attributes["slope"]
     both = dataclasses.replace(dy, intent=Intent.WRITE)
     return Group(at + 3, _fused(first, "sum_relu_backward", y, both, da, db, slope=slope))
@@ -197,6 +204,8 @@ def _sums_backward(calls: Sequence[Call], at: int) -> Group | None:
         return None
     y, dy, da, db = group.call.operands
     if dy is None or any(_same(source, target) for source in (one, two) for target in (dy, da, db)):
+        return None
+    if not _one_order(one, two, dy):
         return None
     written = dataclasses.replace(dy, intent=Intent.OVERWRITE)
     call = _fused(first, "sums_relu_backward", y, one, two, written, da, db, **group.call.attributes)

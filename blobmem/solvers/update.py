@@ -99,7 +99,9 @@ class Updater:
         return self.net.device
 
     def _follow(self) -> None:
-        """Be where the net has moved to."""
+        """Be where the net has moved to, and what its parameters' multipliers make of the update."""
+        if self._multipliers != self._present_multipliers():
+            self._compile()
         if self._schedule.device is not self.device:
             for blob in (blob for history in self.history for blob in history):
                 blob.data_view.memory.move_to(self.device)
@@ -120,20 +122,26 @@ class Updater:
         ]
         # parameters with the same multipliers stand together: their attributes are the same in all iterations
         alike: dict[Any, list[tuple[LearnableParam, list[Blob]]]] = {}
+        self._multipliers = self._present_multipliers()
         for entry, history in self._entries:
-            key = tuple(self.attributes(entry, 1.0, 1.0, 0).items())
-            alike.setdefault(key, []).append((entry, history))
+            alike.setdefault((entry.lr_mult, entry.decay_mult), []).append((entry, history))
         calls: list[Call] = []
         self._alike: list[tuple[LearnableParam, range]] = []
-        for key, same in alike.items():
-            self._alike.append((same[0][0], range(len(calls), len(calls) + len(same))))
+        for same in alike.values():
+            first = same[0][0]
+            self._alike.append((first, range(len(calls), len(calls) + len(same))))
+            attributes = self.attributes(first, 1.0, 1.0, 0)
             calls += [
-                call(self.op, read_diff(entry.blob), write(entry.blob), *map(write, history), **dict(key))
+                call(self.op, read_diff(entry.blob), write(entry.blob), *map(write, history), **attributes)
                 for entry, history in same
             ]
         self._schedule = Schedule(calls, self.device)
         if self.param.clip_gradients >= 0 and self._norm is None:
             self._norm = _Norm(self.net)
+
+    def _present_multipliers(self) -> list[tuple[float, float]]:
+        """Of all parameters; a script may change them."""
+        return [(entry.lr_mult, entry.decay_mult) for entry in self.net.learnable]
 
     def needs(self) -> list[Need]:
         """The capacity that `run` uses. Runs nothing."""

@@ -133,6 +133,49 @@ def test_a_convolution_and_a_relu(plain, channels_last, top, outputs):
     compare(net, expected)
 
 
+def convolution(name):
+    return (
+        f'layer {{ name: "{name}" type: "Convolution" bottom: "data" top: "{name}" convolution_param '
+        '{ num_output: 6 kernel_size: 3 pad: 1 weight_filler { type: "xavier" } } }'
+    )
+
+
+def user(name, bottom):
+    return (
+        f'layer {{ name: "{name}" type: "InnerProduct" bottom: "{bottom}" top: "{name}" inner_product_param '
+        '{ num_output: 4 weight_filler { type: "xavier" } } }'
+        f'layer {{ name: "l{name}" type: "Reduction" bottom: "{name}" top: "l{name}" loss_weight: 1 '
+        "reduction_param { operation: SUMSQ } }"
+    )
+
+
+SUM = (
+    'force_backward: true layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 5 dim: 4 } } }'
+    + convolution("left") + convolution("right")
+    + 'layer { name: "sum" type: "Eltwise" bottom: "left" bottom: "right" top: "sum" }'
+)  # fmt: skip
+FLAT = 'layer { name: "flat" type: "Flatten" bottom: "sum" top: "flat" }'
+
+
+def relu(name):
+    return f'layer {{ name: "relu" type: "ReLU" bottom: "{name}" top: "{name}" }}'
+
+
+@pytest.mark.parametrize("tops", [1, 2])
+@pytest.mark.parametrize("middle", [relu("sum") + FLAT, FLAT + relu("flat")])
+def test_a_flattened_array_has_another_order(plain, middle, tops):
+    text = SUM + middle + "".join(user(name, "flat") for name in "ab"[:tops])
+    nets = []
+    for channels_last in (False, True):
+        net = Net(text, TRAIN, device=device_of(channels_last), seed=1)
+        net.blobs["data"].data[...] = np.random.default_rng(3).normal(size=net.blobs["data"].shape)
+        net.run_forward()
+        net.run_backward()
+        nets.append(net)
+        plain.undo()
+    compare(nets[1], nets[0])
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_parts_of_passes_go_on_from_whole_ones(plain, channels_last):
     expected = made(False)

@@ -204,15 +204,6 @@ def test_launches_of_a_clipped_update():
     assert device.launches[begun:] == ["sumsq", "add_parts", "sgd", "sgd"]
 
 
-def test_without_decay_the_decay_multiplier_does_not_matter(cuda):
-    updater, net = make("momentum: 0.9", cuda, text=NET.replace("lr_mult: 2", "lr_mult: 1"))
-    assert len(updater._schedule._program()) == 1
-    host, other = make("momentum: 0.9", HOST, text=NET.replace("lr_mult: 2", "lr_mult: 1"))
-    after(updater, net), after(host, other)
-    for name, expected in values(other).items():
-        np.testing.assert_allclose(values(net)[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
 def test_a_parameter_that_moves_is_followed(cuda):
     text = NET.replace("lr_mult: 0", "lr_mult: 1")
     updater, net = make("momentum: 0.9", cuda, text=text)
@@ -367,3 +358,21 @@ def test_the_rate_of_adam_follows_the_iteration(iteration):
 
 def test_updater_for_gives_the_class_of_the_type():
     assert type(make()[0]) is SGD
+
+
+def test_what_a_script_changes_counts_from_the_next_update_on(device):
+    updater, net = make("weight_decay: 0", device)
+    expected = {}
+    for iteration in range(3):
+        if iteration == 1:
+            updater.param.weight_decay = 0.5  # of which the bias takes nothing
+        if iteration == 2:
+            net.learnable[1].decay_mult, net.learnable[0].lr_mult = 1, 0
+        gradients, before = give_gradients(net, iteration), values(net)
+        updater.run(iteration)
+        decay = 0 if iteration == 0 else 0.5
+        for entry in net.learnable[:2]:
+            name = entry.blob.name
+            gradient = gradients[name] + decay * entry.decay_mult * before[name]
+            expected[name] = before[name] - 0.1 * entry.lr_mult * gradient
+            np.testing.assert_allclose(values(net)[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)

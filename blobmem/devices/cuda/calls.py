@@ -48,6 +48,6 @@ def failure(code: Any, what: str) -> DeviceError:
     said = f"{what} failed with {code.name}"
     if code.name not in _FATAL:
         return DeviceError(f"CUDA: {said}")
-    context = int(bindings().cuCtxGetCurrent()[1])
     message = f"the GPU's context is lost, with all that was on the GPU ({said}): the process must be started anew"
-    return DeviceError(losses.setdefault(context, message))
+    code, context = bindings().cuCtxGetCurrent()
+    return DeviceError(message if code or not int(context) else losses.setdefault(int(context), message))

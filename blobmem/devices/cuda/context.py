@@ -150,6 +150,7 @@ class Context:
                 native = _primary(ordinal)
             context = _contexts.get(int(native))
             if context is None:
+                losses.pop(int(native), None)  # another one's, which was there before
                 context = _contexts[int(native)] = Context(ordinal, native)
             return context
 

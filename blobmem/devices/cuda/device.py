@@ -167,11 +167,13 @@ class CudaDevice(Device):
         with self.alone():
             address = self.allocate(nbytes, "scratch")
             try:
-                self.synchronize()
+                self.context.settle()  # and leaves what kernels found wrong to whoever queued them
                 yield address
             finally:
-                self.synchronize()
-                self.free(address)
+                try:
+                    self.context.settle()
+                finally:
+                    self.free(address)
 
     # Copies. Without a stream they take the thread's own, and wait for it.
 

@@ -22,7 +22,8 @@ class Turns:
     def __enter__(self) -> None:
         me = threading.get_ident()
         with self._changed:
-            while self._alone not in (None, me):
+            # one that runs already goes on: who wants to be alone waits for it
+            while self._alone not in (None, me) and me not in self._runs:
                 self._changed.wait()
             self._runs[me] = self._runs.get(me, 0) + 1
 
@@ -42,19 +43,21 @@ class Turns:
         if self._alone == me:
             yield
             return
-        with self._changed:
-            resting = self._runs.pop(me, 0)
-            self._changed.notify_all()
-            while self._alone is not None:
-                self._changed.wait()
-            self._alone = me
-            while self._runs:
-                self._changed.wait()
+        resting = 0
         try:
+            with self._changed:
+                resting = self._runs.pop(me, 0)
+                self._changed.notify_all()
+                while self._alone is not None:
+                    self._changed.wait()
+                self._alone = me
+                while self._runs:
+                    self._changed.wait()
             yield
-        finally:
+        finally:  # also when it was interrupted while it waited
             with self._changed:
                 if resting:
                     self._runs[me] = resting
-                self._alone = None
+                if self._alone == me:
+                    self._alone = None
                 self._changed.notify_all()

@@ -10,11 +10,14 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from blobmem.devices.cuda.compiler import cache_folder, keep
 from blobmem.errors import DeviceError
@@ -32,6 +35,8 @@ WORKSPACE_LIMIT = 512 << 20
 plan takes more only where it is faster by 3%. With half of it CaffeNet's float32 convolutions are a third slower."""
 
 NEARLY = 1.03  # times the fastest plan's time is as good: less workspace decides, and timing noise does not
+
+ALIGNMENT = 16  # bytes, of arrays that cuDNN's plans are told nothing about
 
 DIRECT = "direct"
 """The name of our own kernels among the plans."""
@@ -80,6 +85,13 @@ class Key(NamedTuple):
         words += ["deterministic"] if self.deterministic else []
         words += [f"limit={self.limit}"] if self.limit != WORKSPACE_LIMIT else []
         return " ".join(words)
+
+    def parts_into(self, parts: int) -> bool:
+        """Whether the images come in so many equal parts that begin where cuDNN takes arrays to begin."""
+        if self.x[0] % parts:
+            return False
+        part, width = self.part(parts), np.dtype(self.dtype).itemsize
+        return all(math.prod(shape) * width % ALIGNMENT == 0 for shape in (part.x, part.y))
 
     def part(self, parts: int) -> Key:
         """The key of one of so many equal parts of the images."""
@@ -144,6 +156,8 @@ class Registry:
         if choice is not None and choice != lost:
             return choice
         with self._lock, _locked(self.path):
+            if lost is not None:
+                self._reread()
             choice = self.find(key)
             if choice is not None and choice != lost:
                 return choice

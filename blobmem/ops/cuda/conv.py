@@ -47,8 +47,9 @@ def _keywords(window: Window) -> dict[str, Any]:
 
 def _forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any, **given: Any) -> int:
     window = _window(**given)
-    if wide := _wide(x, w, window, device):
-        return wide.workspace_bytes(_forward_direction(b), device, window)
+    wide = _wide(x, w, window, device)
+    if wide and (nbytes := wide.workspace_bytes(_forward_direction(b), device, window)):
+        return nbytes
     return _plan_bytes(key_of(_forward_direction(b), device, x, w, *window), device, w)
 
 
@@ -59,8 +60,9 @@ def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> i
 def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, **given: Any) -> int:
     """For plans, which cannot add to what is there, dw comes first."""
     window = _window(**given)
-    if wide := _wide(x, dw, window, device):
-        return wide.workspace_bytes("weights", device, window)
+    wide = _wide(x, dw, window, device)
+    if wide and (nbytes := wide.workspace_bytes("weights", device, window)):
+        return nbytes
     return _plan_bytes(key_of("weights", device, x, dw, *window), device, dw, accumulate)
 
 
@@ -88,8 +90,6 @@ def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], d
         direction, x, w = "data", specs[2], specs[1]
     else:
         direction, x, w = "weights", specs[0], specs[2]
-    if direction != "data" and (wide := _wide(x, w, window, device)):
-        x, w = wide.x, wide.w
     return plan_ms(key_of(direction, device, x, w, *window), device)
 
 
@@ -193,6 +193,7 @@ class _Wide(NamedTuple):
         return plan_of(key_of(direction, device, self.x, self.w, *window), device)
 
     def workspace_bytes(self, direction: str, device: Any, window: Window) -> int:
+        """0 where no plan takes the channels of zeros."""
         room = room_of(key_of(direction, device, self.x, self.w, *window), device)
         return 0 if room is None else self._places()[-1] + room.nbytes
 

@@ -82,18 +82,19 @@ class Search:
 
     def _built(self, fused: bool) -> Iterator[_Built]:
         """The plans that can be built; those that want too large a workspace with the images in parts."""
-        found, large = 0, {}
+        found = 0
+        large: dict[str, int] = {}
         for index, name, graph in self.cudnn.listed(self.key, fused):
             if found < _MOST and self.cudnn.built(graph, index):
                 workspace = int(graph.get_workspace_size_plan_at_index(index))
-                found += 1
                 if workspace <= self.key.limit:
+                    found += 1
                     yield _Built(graph, index, name, workspace, 1)
-                else:
+                elif len(large) < _MOST:
                     large[name] = workspace
         for parts in range(2, self.key.x[0] + 1):
             names = {name for name, workspace in large.items() if workspace <= self.key.limit * parts}
-            if names and self.key.x[0] % parts == 0:
+            if names and self.key.parts_into(parts):
                 for index, name, graph in self.cudnn.listed(self.key.part(parts), fused):
                     if name in names and self.cudnn.built(graph, index):
                         workspace = int(graph.get_workspace_size_plan_at_index(index))

@@ -1,4 +1,7 @@
+import contextlib
 import threading
+
+import pytest
 
 from blobmem.devices.cuda.turns import Turns
 
@@ -83,3 +86,45 @@ def test_a_run_goes_on_after_it_was_alone():
         seen.append("run")
     thread.join(5)
     assert seen == ["run", "alone"]
+
+
+def test_a_run_within_a_run_is_not_kept_waiting():
+    turns, seen, begun, go = Turns(), [], threading.Event(), threading.Event()
+
+    def measure():
+        begun.set()
+        with turns.alone():
+            seen.append("alone")
+
+    def run():
+        with turns:
+            threading.Thread(target=measure).start()
+            begun.wait(5)
+            go.wait(0.05)
+            with turns:
+                seen.append("run")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive() and seen[0] == "run"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_who_is_interrupted_while_waiting_leaves_nothing_behind(inside, monkeypatch):
+    turns = Turns()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    other = threading.Thread(target=lambda: None)
+    other.start()
+    turns._runs[other.ident] = 1  # somebody else runs
+    monkeypatch.setattr(turns._changed, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt), turns if inside else contextlib.nullcontext(), turns.alone():
+        pass
+    monkeypatch.undo()
+    del turns._runs[other.ident]
+    with turns, turns.alone():
+        pass
+    assert not turns._runs and turns._alone is None

@@ -302,6 +302,34 @@ def test_images_are_taken_in_parts_where_all_need_too_much_workspace(gpu, rng, o
     assert workspace(gpu, "conv_forward", at.x, at.w, None, at.y, **WINDOW)[0] == 4096
 
 
+def test_plans_in_parts_take_no_places_of_others(gpu, rng):
+    gpu.plans = {f"large{i}": (1000, (), 1.0) for i in range(20)} | {"small": (0, (), 2.0)}
+    gpu.workspace_limit = 100
+    assert forward(gpu, rng, with_bias=False) == 0
+    assert gpu.measured == ["small"]
+
+
+def test_parts_begin_where_cudnn_takes_arrays_to_begin(gpu, rng):
+    large_but_fast(gpu)
+    gpu.workspace_limit = 4096
+    at = arrays(gpu, rng, **{**IMAGES, "x": (6, 1, 5, 6), "w": (4, 1, 3, 3)})  # three parts of 60 numbers: 240 bytes
+    assert workspace(gpu, "conv_forward", at.x, at.w, None, at.y, **WINDOW)[0] == 4096
+    at = arrays(gpu, rng, **{**IMAGES, "x": (6, 1, 5, 5), "w": (4, 1, 3, 3), "y": (6, 4, 5, 5)})  # of 50
+    assert workspace(gpu, "conv_forward", at.x, at.w, None, at.y, **WINDOW)[0] == 0
+
+
+def test_without_a_plan_for_more_channels_there_may_be_one_for_those_there_are(gpu, rng, monkeypatch):
+    gpu.math, gpu.plans = "tf32", {"eng0": (256, (), 1.0)}
+    build = cudnn.build_graph
+    monkeypatch.setattr(
+        cudnn, "build_graph",
+        lambda module, key, fused, handle: Graph(gpu, key, fused, {}) if key.x[1] == 4 else build(module, key, fused, handle),
+    )  # fmt: skip
+    at = arrays(gpu, rng)
+    got = run_last(gpu, at, "conv_forward", 256 + 512, "x", "w", "b", "y", **WINDOW)
+    np.testing.assert_allclose(got["y"], expected(at, gpu), atol=1e-5)
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC"])
 def test_gradients_of_parts_are_added_up(gpu, rng, order, accumulate):
