@@ -85,7 +85,7 @@ class ImageBatches(Batched):
             return
         self.sends_bytes = wanted
         self.internal.clear()
-        self._unit = None
+        self._unit = self._broken = None
         if wanted:
             self._together = self._most_together()
             self._fit()

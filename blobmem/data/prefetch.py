@@ -89,6 +89,7 @@ class Prefetcher:
     def make(self, position: int, seed: int, wanted: Sequence[Spec], items: int) -> Batch:
         """`lend` for the first `items` items alone, which are made here and now; the arrays' rest is not written."""
         start = time.perf_counter()
+        self._line.lend_pages()
         batch = self._line.spare(position, seed, wanted)
         try:
             self._load()(position, seed, [array[:items] for array in batch.arrays])

@@ -68,19 +68,30 @@ class Reordered:
         memory = view.memory
         with memory.lock:
             start, stop = view.offset, view.offset + view.nbytes
-            known = self._form == form and self._start == start
+            # fewer images of the same kind are the first of those that are here, which stay; but in a memory that nets
+            # share what is there is another net's, which nobody may read any more
+            within = self._state is State.NEWER and self._is_of(form) and stop <= self._stop and not memory.shared
+            known = self._start == start and (self._form == form or within)
             if intent is not Intent.OVERWRITE and (self._state is State.STALE or not known):
                 source = memory.access(Side.DEVICE, start, view.nbytes, Intent.READ, stream)
                 target = self.array.access(Side.DEVICE, 0, view.nbytes, Intent.OVERWRITE, stream)
                 self._copy(source, target, form, back=False)
                 self._become(State.EQUAL, form, start, stop)
                 memory.epoch += 2  # who writes the memory itself has to say so again
-            elif not known and self._state is State.NEWER and start != self._start:
+            elif (
+                not known
+                and self._state is State.NEWER
+                and (start != self._start or (stop < self._stop and not memory.shared))
+            ):
                 self._settle(memory, stream)
             if intent is not Intent.READ and (self._state is not State.NEWER or not known):
                 self._become(State.NEWER, form, start, stop)
                 memory.epoch += 2
             return int(self.array.access(Side.DEVICE, 0, view.nbytes, intent, stream))
+
+    def _is_of(self, form: Form) -> bool:
+        """Whether images of this form are laid out as those that are here."""
+        return self._form is not None and self._form[1:] == form[1:]
 
     def before_access(self, start: int, stop: int, intent: Intent, stream: Stream | None) -> None:
         """Before somebody uses bytes [start, stop) of the memory itself, on either side."""

@@ -27,7 +27,7 @@ _shrinks = 0
 
 
 def shrinks() -> int:
-    """A number that changes whenever a side of any memory may have got less capacity, or another place."""
+    """A number that changes after a side of any memory has got less capacity, or another place."""
     return _shrinks
 
 
@@ -455,8 +455,8 @@ class SyncedMemory:
             self._far.land()
             self._drop_reordered()
             self.version += self._host.capacity > 0
-            _shrink()
             self._host.adopt(array)
+            _shrink()
             self._extents.put(0, None, ZERO)
             self._extents.put(0, array.nbytes, _HOST)
             self.epoch += 2
@@ -468,8 +468,8 @@ class SyncedMemory:
         """
         with self._lock:
             self._drop_reordered()
-            _shrink()
             self._far.adopt(address, nbytes, owner)
+            _shrink()
             self._extents.put(0, None, ZERO)
             self._extents.put(0, nbytes, _DEVICE)
             self.version += 1
@@ -503,11 +503,11 @@ class SyncedMemory:
             for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
                 if bits & _DEVICE:
                     self._extents.put(a, b, _HOST)
-            _shrink()
             self._far.close()
             self._drop_reordered()
             self._host.unpin()
             self._device, self._far = device, DeviceSide(device)
+            _shrink()
             self.version += 1
             self.epoch += 2
 
@@ -534,8 +534,8 @@ class SyncedMemory:
                     f"it has been used since; trim gives back what no view needs"
                 )
             if nbytes < capacity:
-                _shrink()
                 host.discard(nbytes) if side is _HOST_SIDE else far.shrink(nbytes)
+                _shrink()
                 self.version += nbytes == 0
                 self.epoch += 2
 
@@ -563,11 +563,11 @@ class SyncedMemory:
                 )
             if self._far.land():
                 self.epoch += 2
-            _shrink()
             if keep < self._far.capacity:
                 self._far.shrink(keep)
                 self.version += keep == 0
             self._host.discard(keep)
+            _shrink()
             if self._host.seals is not None:
                 self._host.release(keep, max(keep, before))
             self._extents.put(keep, None, ZERO)

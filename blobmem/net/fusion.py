@@ -49,7 +49,7 @@ def share_kept(nodes: Iterable[Node]) -> None:
     for node in nodes:
         kept = node.layer.internal.get("bottom")
         if before is not None and isinstance(node.layer, Scale) and kept is not None:
-            normalized = before.layer.internal.get("normalized")
+            normalized = before.layer.internal.get("normalized") if before.layer.keeps_state else None
             if before.layer.type == "BatchNorm" and normalized is not None and before.top[0] is node.bottom[0]:
                 kept.share_data(normalized)
                 node.layer.input_is_kept = True

@@ -5,7 +5,7 @@ import pytest
 from cuda_devices import needs_compiler
 from cuda_emulation import EmulatedCuda
 
-from blobmem import TEST, TRAIN, Net
+from blobmem import TEST, TRAIN, Net, devices
 from blobmem.net import layouts, schedule
 from blobmem.ops.cuda import conv
 
@@ -285,3 +285,39 @@ def test_nets_that_share_memory_keep_one_order():
     before = device.statistics.bytes_held
     test.run_forward()
     assert device.statistics.bytes_held - before < 4096
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 3, 3, 6)])
+def test_a_smaller_batch_leaves_what_lies_beyond_it(channels_last, shape):
+    text = SUM.replace("dim: 2 dim: 3", "dim: 4 dim: 3")
+    values = []
+    for device in (devices.HOST, device_of(channels_last)):
+        net = Net(text, TRAIN, device=device, seed=1)
+        net.blobs["data"].data[...] = np.random.default_rng(3).normal(size=net.blobs["data"].shape)
+        net.run_forward()
+        net.blobs["data"].reshape(shape)
+        net.run_forward()
+        net.blobs["sum"].reshape(4, 6, 5, 4)
+        values.append(net.blobs["sum"].cpu_data().copy())
+    close(values[1], values[0], "sum")
+    assert values[0][3].any()
+
+
+def test_a_scale_over_what_nothing_below_learns_from():
+    text = (
+        'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 4 dim: 3 dim: 5 dim: 4 } } }'
+        'layer { name: "bn" type: "BatchNorm" bottom: "data" top: "bn" }'
+        'layer { name: "s" type: "Scale" bottom: "bn" top: "bn" scale_param { bias_term: true } }'
+        'layer { name: "l" type: "Reduction" bottom: "bn" top: "l" loss_weight: 1 reduction_param { operation: SUMSQ } }'
+    )
+    gradients = []
+    for device in (devices.HOST, device_of(False), device_of(True)):
+        net = Net(text, TRAIN, device=device, seed=1)
+        net.blobs["data"].data[...] = np.random.default_rng(3).normal(size=net.blobs["data"].shape)
+        net.run_forward()
+        net.run_backward()
+        gradients.append(net.params["s"][0].cpu_diff().copy())
+    assert gradients[0].all()
+    for gradient in gradients[1:]:
+        close(gradient, gradients[0], "gamma")

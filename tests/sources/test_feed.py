@@ -158,6 +158,16 @@ def test_floats_among_bytes(make, device, ahead):
     check(plain, made, 20)
 
 
+def test_a_net_that_moves_within_a_unit_that_cannot_be_made(make, device):
+    items = list(make.pictures(40))
+    items[9] = np.random.default_rng(3).normal(size=items[9].shape).astype(np.float32)
+    plain, made = pair(text(make(items)), device)
+    check(plain, made, 1)
+    for place in (HOST, device):
+        made.move_to(place)
+        check(plain, made, 1 if place is HOST else 8)
+
+
 @pytest.mark.parametrize("extra", ["", "shuffle: true", "new_height: 6 new_width: 7"])
 def test_image_files(tmp_path, device, extra):
     rng, lines = np.random.default_rng(1), []
