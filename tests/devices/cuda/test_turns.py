@@ -6,6 +6,26 @@ import pytest
 from blobmem.devices.cuda.turns import Turns
 
 
+def measure_beside(turns):
+    """While this thread runs, another wants to be alone; what is to be called after the run, when it has been."""
+    seen = []
+
+    def measure():
+        with turns.alone():
+            seen.append("alone")
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join(0.05)
+    seen.append("run")
+
+    def finish():
+        thread.join(5)
+        assert seen == ["run", "alone"]
+
+    return finish
+
+
 def test_nobody_runs_beside_one_who_is_alone():
     turns, seen, begun, go = Turns(), [], threading.Event(), threading.Event()
 
@@ -34,19 +54,10 @@ def test_nobody_runs_beside_one_who_is_alone():
 
 
 def test_it_waits_for_those_who_run():
-    turns, seen = Turns(), []
-
-    def measure():
-        with turns.alone():
-            seen.append("alone")
-
+    turns = Turns()
     with turns, turns:
-        thread = threading.Thread(target=measure)
-        thread.start()
-        thread.join(0.05)
-        seen.append("run")
-    thread.join(5)
-    assert seen == ["run", "alone"]
+        finish = measure_beside(turns)
+    finish()
 
 
 def test_two_in_the_middle_of_runs_become_alone_one_after_the_other():
@@ -71,21 +82,12 @@ def test_two_in_the_middle_of_runs_become_alone_one_after_the_other():
 
 
 def test_a_run_goes_on_after_it_was_alone():
-    turns, seen = Turns(), []
-
-    def measure():
-        with turns.alone():
-            seen.append("alone")
-
+    turns = Turns()
     with turns:
         with turns.alone():
             pass
-        thread = threading.Thread(target=measure)
-        thread.start()
-        thread.join(0.05)
-        seen.append("run")
-    thread.join(5)
-    assert seen == ["run", "alone"]
+        finish = measure_beside(turns)
+    finish()
 
 
 def test_a_run_within_a_run_is_not_kept_waiting():
