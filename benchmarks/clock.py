@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,13 @@ from typing import Any
 
 WARM_UPS = 5
 HOST_REPEATS = 5
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """--steps, --seconds and --time-limit, of what races for each net."""
+    parser.add_argument("--steps", type=int, default=400, help="to time of each kind, at most (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=5, help="fewer steps where they take longer (default: 5)")
+    parser.add_argument("--time-limit", type=float, default=120, help="seconds for each net")
 
 
 class TimeLimit(Exception):

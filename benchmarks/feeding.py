@@ -10,7 +10,6 @@ which crop, mirror and subtract the mean as their files say.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -22,9 +21,9 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import inputs, machine  # noqa: E402
+from benchmarks import clock, inputs, machine  # noqa: E402
 from benchmarks.clock import Contestant, Deadline, race, steps_for  # noqa: E402
-from benchmarks.gpu_ours import device_of  # noqa: E402
+from benchmarks.gpu_ours import device_of, waiting  # noqa: E402
 from blobmem.data import waiting_time  # noqa: E402
 from blobmem.data.writer import new_database  # noqa: E402
 from blobmem.proto import caffe_pb2  # noqa: E402
@@ -71,8 +70,7 @@ def compare(net: str, args: argparse.Namespace) -> dict[str, Any]:
         constant = inputs.solver_of(inputs.with_inputs(model, batch), device=device)
         inputs.fill(constant.net, CLASSES)
         fed = inputs.solver_of(from_database(model, batch, path), device=device)
-        wait = int if device.is_host else device.synchronize  # int: nothing to wait for
-        contestants = [Contestant(solver.step, wait) for solver in (constant, fed)]
+        contestants = [Contestant(solver.step, waiting(device)) for solver in (constant, fed)]
         ms = max(contestant.warm_up(deadline) for contestant in contestants)
         steps = steps_for(ms, args.steps, args.seconds)
         waited = waiting_time(fed.net)
@@ -90,11 +88,8 @@ def main() -> None:
     parser.add_argument("--nets", default="lenet:64,resnet50:256", help="NET:BATCH,... (default: %(default)s)")
     parser.add_argument("--math", default="tf32", help="the faster the step, the harder to feed (default: %(default)s)")
     parser.add_argument("--records", type=int, default=2000, help="in each database (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=400, help="steps to time, at most (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=5, help="fewer steps where they take longer (default: 5)")
-    parser.add_argument("--time-limit", type=float, default=120, help="seconds for each net")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path)
+    clock.add_options(parser)
+    machine.add_options(parser)
     args = parser.parse_args()
     rows = []
     for net in args.nets.split(","):
@@ -105,10 +100,7 @@ def main() -> None:
             f"fed {row['fed']['ms']:.3f} ms, ratio {row['ratio']:.3f}, waited {row['waited_ms']:.3f} ms a step",
             flush=True,
         )
-    if args.out:
-        result = {"command": " ".join(["python", *sys.argv]), "machine": machine.described(args.device, False),
-                  "results": rows}  # fmt: skip
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    machine.report(args, rows)
 
 
 if __name__ == "__main__":

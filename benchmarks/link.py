@@ -7,7 +7,6 @@ python benchmarks/link.py --device simulated --sizes 1 --growth 1    # a dry run
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -130,11 +129,10 @@ def growth(device: Any, nbytes: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
     parser.add_argument("--sizes", default="16,64,256", help="MiB of the blobs (default: %(default)s)")
     parser.add_argument("--growth", type=int, default=1024, help="MiB to grow by (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--out", type=Path)
+    machine.add_options(parser)
     args = parser.parse_args()
     device = devices.get(args.device)
     rows = [row for size in args.sizes.split(",") for row in compare(device, int(size) * MIB, args.repeats)]
@@ -148,10 +146,7 @@ def main() -> None:
         f"growth of {grown['mib']:.0f} MiB by as much: {grown['ms']:.3f} ms, "
         f"{'in place' if grown['in_place'] else 'moved'}, contents {'kept' if grown['kept'] else 'LOST'}"
     )
-    if args.out:
-        result = {"command": " ".join(["python", *sys.argv]), "machine": machine.described(args.device, False),
-                  "results": rows, "growth": grown}  # fmt: skip
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    machine.report(args, rows, growth=grown)
 
 
 if __name__ == "__main__":

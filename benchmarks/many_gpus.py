@@ -116,7 +116,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     """Some steps; ms, and bytes of several counts, those of BYTES None where the device has none."""
     from benchmarks import inputs, machine
     from benchmarks.clock import Contestant, Deadline
-    from benchmarks.gpu_ours import CLASSES, device_of, search_clock
+    from benchmarks.gpu_ours import CLASSES, device_of, search_clock, waiting
     from blobmem.devices.cuda.card import card
     from blobmem.memory.workspace import workspace
     from blobmem.ops.cuda import algorithms
@@ -131,7 +131,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     with search_clock() as searched:
         solver = inputs.solver_of(inputs.with_inputs(model, int(batch)), device=device)
         inputs.fill(solver.net, CLASSES)
-        contestant = Contestant(solver.step, int if device.is_host else device.synchronize)  # int: nothing to wait for
+        contestant = Contestant(solver.step, waiting(device))
         contestant.warm_up(deadline)
     device.statistics.reset_peak()
     for _ in range(args.steps):

@@ -10,7 +10,6 @@ with a test after it, where the nets hand the memory to each other.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import inputs, machine  # noqa: E402
+from benchmarks import clock, inputs, machine  # noqa: E402
 from benchmarks.clock import Contestant, Deadline, race, steps_for  # noqa: E402
-from benchmarks.gpu_ours import CLASSES, MIB, device_of  # noqa: E402
+from benchmarks.gpu_ours import CLASSES, MIB, device_of, waiting  # noqa: E402
 from blobmem.proto import caffe_pb2  # noqa: E402
 
 SIDES = {"separate": False, "shared": True}
@@ -49,9 +48,8 @@ class Side:
         self.solver = inputs.solver_of(net, share=share, tests=True, device=self.device)
         for each in (self.solver.net, *self.solver.test_nets):
             inputs.fill(each, CLASSES)
-        wait = int if self.device.is_host else self.device.synchronize  # int: nothing to wait for
         calls = {"step": self.solver.step, "test": self.solver.test, "both": self._both}
-        self.contestants = {name: Contestant(calls[name], wait) for name in FIGURES}
+        self.contestants = {name: Contestant(calls[name], waiting(self.device)) for name in FIGURES}
 
     def _both(self) -> None:
         self.solver.step()
@@ -88,12 +86,9 @@ def main() -> None:
         "--nets", default="caffenet:256/50,lenet:64/100", help="NET:TRAIN/TEST,... batches (default: %(default)s)"
     )
     parser.add_argument("--math", default="fp32", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=400, help="to time of each kind, at most (default: %(default)s)")
     parser.add_argument("--group", type=int, default=10, help="steps between two waits (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=5, help="fewer steps where they take longer (default: 5)")
-    parser.add_argument("--time-limit", type=float, default=120, help="seconds for each net")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", type=Path)
+    clock.add_options(parser)
+    machine.add_options(parser)
     args = parser.parse_args()
     rows = []
     for net in args.nets.split(","):
@@ -105,10 +100,7 @@ def main() -> None:
             for figure in FIGURES
         )
         print(f"{row['net']} {row['batch']}/{row['test_batch']} {row['math']}, separate / shared: {said}", flush=True)
-    if args.out:
-        result = {"command": " ".join(["python", *sys.argv]), "machine": machine.described(args.device, False),
-                  "results": rows}  # fmt: skip
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    machine.report(args, rows)
 
 
 if __name__ == "__main__":

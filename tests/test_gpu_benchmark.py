@@ -5,6 +5,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -162,3 +163,17 @@ def test_nets_on_constant_data_have_inputs_of_the_batch_in_place_of_data_layers(
     assert net.inputs == ["data", "label"]
     assert net.blobs["data"].shape == (3, 3, 227, 227) and net.blobs["label"].shape == (3,)
     assert not [layer for layer in net.layers if layer.type == "Data"]
+
+
+def test_searches_are_counted_where_they_are_made(monkeypatch):
+    from benchmarks.gpu_ours import search_clock
+    from blobmem.ops.cuda import algorithms, conv_plans
+
+    choice = algorithms.Choice(algorithms.DIRECT, 0, 0, 1.0)
+    monkeypatch.setattr(conv_plans, "_search", lambda *args, **options: choice)
+    monkeypatch.setattr(algorithms, "registry", lambda *_: SimpleNamespace(find=lambda key: None))
+    wanted = SimpleNamespace(math="fp32"), SimpleNamespace(model="GPU"), SimpleNamespace(version=1)
+    with search_clock() as spent:
+        assert conv_plans._find(*wanted) is None
+    conv_plans._find(*wanted)
+    assert spent[1] == 1 and spent[0] > 0
