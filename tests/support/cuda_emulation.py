@@ -138,6 +138,7 @@ class EmulatedCuda(SimulatedDevice):
         self.fault_words = np.zeros(3, np.int64)
         self.faults = Faults(self.fault_words, self.fault_words.ctypes.data, lambda: None)
         self.launches = []
+        self._scratch = range(0)
         self._link = EmulatedLink(self)
 
     def link(self):
@@ -149,7 +150,10 @@ class EmulatedCuda(SimulatedDevice):
 
     def memcpy_dtoh(self, array, address, stream=None):
         self.faults.check()
-        super().memcpy_dtoh(array, address, stream)
+        if address in self._scratch:
+            ctypes.memmove(array.ctypes.data, address, array.nbytes)
+        else:
+            super().memcpy_dtoh(array, address, stream)
 
     def synchronize(self):
         super().synchronize()
@@ -195,6 +199,9 @@ class EmulatedCuda(SimulatedDevice):
     def scratch(self, nbytes):
         address = self.allocate(nbytes, "scratch")
         try:
-            yield self.as_array(address, (nbytes,), np.uint8).address
+            start = self.as_array(address, (nbytes,), np.uint8).address
+            self._scratch = range(start, start + nbytes)
+            yield start
         finally:
+            self._scratch = range(0)
             self.free(address)

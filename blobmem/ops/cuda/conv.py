@@ -29,7 +29,7 @@ from blobmem.ops.cuda.conv_direct import (
 )
 from blobmem.ops.cuda.conv_plans import key_of, plan_ms, plan_of, room_of
 from blobmem.ops.cuda.cudnn import Plan
-from blobmem.ops.cuda.layout import aligned, narrow_channels, to_channels_last, widen_channels
+from blobmem.ops.cuda.layout import aligned, narrow_channels, to_channels_last, weights_turn, widen_channels
 from blobmem.ops.registry import ArraySpec, op
 
 Shape = tuple[int, ...]
@@ -72,13 +72,7 @@ def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False) -> int
     if room is None:
         return 0
     apart = apart or (key.direction == "weights" and room.parts > 1)
-    return room.nbytes + (aligned(w.nbytes) if apart or _turns(w.shape, key.layout) else 0)
-
-
-@functools.lru_cache(4096)
-def _turns(w: Shape, layout: str) -> bool:
-    """Whether a plan for the layout has weights of a shape in another order than the file."""
-    return layout == "NHWC" and w[1] > 1 and math.prod(w[2:]) > 1
+    return room.nbytes + (aligned(w.nbytes) if apart or weights_turn(w.shape, key.layout) else 0)
 
 
 def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], device: Any) -> float | None:
@@ -107,7 +101,7 @@ def _beside(w: CudaArray, ws: CudaArray | None) -> CudaArray:
 
 def _turned(w: CudaArray, ws: CudaArray | None, layout: str) -> tuple[CudaArray, int]:
     """The weights as a plan for the layout wants them, and how many bytes of ws they take."""
-    if not _turns(w.shape, layout):
+    if not weights_turn(w.shape, layout):
         return w, 0
     turned = _beside(w, ws)
     to_channels_last(w, turned)
@@ -162,7 +156,7 @@ def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray 
     if (wide := _wide(x, dw, window, x.device)) and wide.backward_weights(x, dy, dw, ws, accumulate, window):
         return
     plan = plan_of(key_of("weights", x.device, x, dw, *window), x.device)
-    turns = _turns(dw.shape, window[-1])
+    turns = weights_turn(dw.shape, window[-1])
     if plan is None:
         direct_backward_weights(x, dy, dw, accumulate=accumulate, **_keywords(window))
     elif turns or accumulate or plan.parts > 1:

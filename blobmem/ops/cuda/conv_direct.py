@@ -1,6 +1,7 @@
 """Convolutions by our own kernels: where cuDNN has no plan, and as a candidate where a group has a single channel.
 
-Operands and keywords as in `conv`; up to six spatial axes. Deterministic, no workspace, the weights in the file's order
+Operands and keywords as in `conv`; up to six spatial axes. With `most` only so many of the first elements of the result
+are computed. Deterministic, no workspace, the weights in the file's order
 whatever the layout.
 """
 
@@ -39,23 +40,33 @@ def _geometry(x: Shape, w: Shape, y: Shape, stride: Shape, pad: Shape, dilation:
     return f"_{axes}", (group, x[1] // group, y[1] // group, layout == "NHWC", *dims)
 
 
-def direct_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, **window: Any) -> None:
+def direct_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, most: int | None = None,
+                   **window: Any) -> None:  # fmt: skip
     """As `conv.conv_forward`. ValueError for more than six spatial axes."""
     ending, geometry = _geometry(x.shape, w.shape, y.shape, **window)
-    _KERNELS.over(y, "forward" + ending, y.size, x, w, b, y, y.size, *geometry, each=1)
+    n = _elements(y, most)
+    _KERNELS.over(y, "forward" + ending, n, x, w, b, y, n, *geometry, each=1)
 
 
-def direct_backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArray, **window: Any) -> None:
+def direct_backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArray, most: int | None = None,
+                         **window: Any) -> None:  # fmt: skip
     """As `conv.conv_backward_data`; with `b`, as `conv.deconv_forward`. ValueError for more than six spatial axes."""
     ending, geometry = _geometry(dx.shape, w.shape, dy.shape, **window)
-    _KERNELS.over(dx, "backward_data" + ending, dx.size, dy, w, b, dx, dx.size, *geometry, each=1)
+    n = _elements(dx, most)
+    _KERNELS.over(dx, "backward_data" + ending, n, dy, w, b, dx, n, *geometry, each=1)
 
 
-def direct_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, accumulate: bool, **window: Any) -> None:
+def direct_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, accumulate: bool, most: int | None = None,
+                            **window: Any) -> None:  # fmt: skip
     """As `conv.conv_backward_weights`. ValueError for more than six spatial axes."""
     ending, geometry = _geometry(x.shape, dw.shape, dy.shape, **window)
-    _KERNELS.run(dw, "backward_weights" + ending, min(dw.size, _MOST_BLOCKS), THREADS, x, dy, dw, dw.size, x.shape[0],
-                 *geometry, accumulate)  # fmt: skip
+    n = _elements(dw, most)
+    _KERNELS.run(dw, "backward_weights" + ending, min(n, _MOST_BLOCKS), THREADS, x, dy, dw, n, x.shape[0], *geometry,
+                 accumulate)  # fmt: skip
+
+
+def _elements(array: CudaArray, most: int | None) -> int:
+    return array.size if most is None else min(array.size, most)
 
 
 def add_bias(b: CudaArray, y: CudaArray, layout: str = "NCHW") -> None:
@@ -73,6 +84,15 @@ def take_channels_last(x: CudaArray, dw: CudaArray, *, accumulate: bool) -> None
     """dw (outputs, channels, spatial...) (+)= x, whose memory has the channels last."""
     taps = math.prod(dw.shape[2:])
     _KERNELS.over(dw, "take_channels_last", dw.size, x, dw, dw.size, dw.shape[1], taps, accumulate, each=1)
+
+
+def furthest(x: CudaArray, y: CudaArray, out: CudaArray, n: int, w: Shape | None = None) -> None:
+    """out = how far the first n elements of y are from x at most, and the largest of x in size.
+
+    With w, weights of that shape are compared, in y with the channels last.
+    """
+    channels, taps = (1, 1) if w is None else (w[1], math.prod(w[2:]))
+    _KERNELS.run(x, "furthest", 1, 1024, x, y, out, n, channels, taps, w is not None)
 
 
 def noise(y: CudaArray, seed: int) -> None:

@@ -1,7 +1,12 @@
-"""The search for the plan that runs a convolution fastest: all are built, then each is timed."""
+"""The search for the plan that runs a convolution fastest: all are built, then each is timed, and the best are checked.
+
+Checked because some are wrong: of cuDNN 9.19's plans for the weights of 5x5 kernels, say, the fastest has an error in
+the third digit.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
@@ -11,23 +16,27 @@ import numpy as np
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.devices.cuda.calls import bindings, check
 from blobmem.errors import DeviceError
-from blobmem.ops.cuda.algorithms import DIRECT, Candidate, Key
+from blobmem.ops.cuda.algorithms import DIRECT, NEARLY, Candidate, Key
 from blobmem.ops.cuda.conv_direct import (
     add,
     add_bias,
     direct_backward_data,
     direct_backward_weights,
     direct_forward,
+    furthest,
     noise,
+    take_channels_last,
 )
 from blobmem.ops.cuda.cudnn import FUSED, Cudnn, in_parts
-from blobmem.ops.cuda.layout import aligned, in_layout
+from blobmem.ops.cuda.layout import aligned, in_layout, weights_turn
 
 _COLD = 64 << 20  # bytes that are written before each timed run: more than an H200 caches
 _RUNS = 5
 _MOST = 16  # plans of a graph, best guesses of cuDNN first: building all of them takes seconds, and none later was best
 _HOPELESS = 1.5  # times the best so far is not worth more runs
 _LOST, _LOADING = 4, 5.0  # nor is, in the first run, so many times the best and ms for loading a kernel
+_TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3}  # of the largest number
+_RESULT = {"data": 0, "weights": 1, "forward": 2, "forward+bias": 2}  # of the arrays x, w, y
 
 
 class _Built(NamedTuple):
@@ -38,6 +47,49 @@ class _Built(NamedTuple):
     name: str
     workspace: int
     parts: int
+
+
+class _Sample:
+    """The first numbers of a key's result by our own kernels, in scratch memory, for plans to be held to."""
+
+    def __init__(self, key: Key, arrays: list[CudaArray], address: int) -> None:
+        self._result = arrays[_RESULT[key.direction]]
+        self._count = _checked(key)
+        dtype, device = self._result.dtype, self._result.device
+        errors, exact, weights = (address + offset for offset in _places(key)[:3])
+        self._errors = CudaArray(errors, (2,), dtype, device)
+        self._exact = CudaArray(exact, self._result.shape, dtype, device)  # there is memory for the first ones
+        self._turned = key.w if key.direction == "weights" and weights_turn(key.w, key.layout) else None
+        operands = arrays[:4]
+        if key.direction != "weights" and weights_turn(key.w, key.layout):
+            operands[1] = CudaArray(weights, key.w, dtype, device)
+            take_channels_last(arrays[1], operands[1], accumulate=False)
+        operands[_RESULT[key.direction]] = self._exact
+        run_direct(key, *operands, most=self._count)
+
+    def error_of(self, run: Callable[[], None]) -> float:
+        """The largest difference from what a run leaves, over the largest number."""
+        self._result.zero()
+        run()
+        furthest(self._exact, self._result, self._errors, self._count, self._turned)
+        device, found = self._result.device, np.empty(2, self._errors.dtype)
+        device.synchronize()
+        device.memcpy_dtoh(found, self._errors.address)
+        return float(found[0] / found[1]) if found[0] else 0.0
+
+
+def _checked(key: Key) -> int:
+    """How many numbers of a result are checked: several planes', or filters'."""
+    size = math.prod({"data": key.x, "weights": key.w}.get(key.direction, key.y))
+    return min(size, 1 << 11 if key.direction == "weights" else 1 << 16)
+
+
+def _places(key: Key) -> list[int]:
+    """Where in its memory a sample's errors, its numbers and the weights in the file's order begin; where it ends."""
+    width = np.dtype(key.dtype).itemsize
+    turned = key.direction != "weights" and weights_turn(key.w, key.layout)
+    sizes = [2, _checked(key), math.prod(key.w) if turned else 0]
+    return [0, *itertools.accumulate(aligned(size * width) for size in sizes)]
 
 
 class Search:
@@ -55,6 +107,7 @@ class Search:
         self.key, self.device, self.cudnn = key, device, cudnn
         self.arrays: list[CudaArray] = []
         self._cold: CudaArray
+        self._sample: _Sample
         self._best = math.inf
         self._listed: list[_Built] = []
         for fused in (True, False) if key.direction == "forward+bias" else (False,):
@@ -68,16 +121,18 @@ class Search:
         shapes = [in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],)]
         shapes += [key.w] if key.direction == "weights" else []
         sizes = [aligned(math.prod(shape) * dtype.itemsize) for shape in shapes]
-        with self.device.scratch(sum(sizes) + max(aligned(most), _COLD)) as address:
+        cold = max(aligned(most), _COLD)
+        with self.device.scratch(sum(sizes) + cold + _places(key)[-1]) as address:
             starts = [address + sum(sizes[:i]) for i in range(len(sizes) + 1)]
             self.arrays = [CudaArray(at, shape, dtype, self.device) for at, shape in zip(starts, shapes, strict=False)]
             self._cold = CudaArray(starts[-1], (_COLD // dtype.itemsize,), dtype, self.device)
             for seed, array in enumerate(self.arrays):
                 noise(array, seed)
+            self._sample = _Sample(key, self.arrays, starts[-1] + cold)
             for number, built in enumerate(listed):
                 name = in_parts(built.name, built.parts)
                 yield Candidate(name, number, built.workspace, self._runner(built))
-            if not listed or (key.group > 1 and key.w[1] == 1):
+            if self._best == math.inf or (key.group > 1 and key.w[1] == 1):
                 yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, *self.arrays[:4]))
 
     def _built(self, fused: bool) -> Iterator[_Built]:
@@ -129,17 +184,23 @@ class Search:
         return run
 
     def measure(self, candidate: Candidate) -> float | None:
-        """Milliseconds, the least of a few runs that each find the card's cache cold; None if it cannot run.
+        """Milliseconds, the least of a few runs that each find the card's cache cold; None if a plan fails or is wrong.
 
-        The least, as other processes' work on the card can only add to a time.
+        The least, as other processes' work on the card can only add to a time. Only what may be chosen is checked.
         """
         try:
             ms = least(lambda: self._time(candidate), self._best)
+            if ms <= self._best * NEARLY and not self.is_right(candidate):
+                return None
         except (*self.cudnn.errors, DeviceError):
             self.device.synchronize()  # says so if it was the GPU that failed
             return None
         self._best = min(self._best, ms)
         return ms
+
+    def is_right(self, candidate: Candidate) -> bool:
+        """Whether a candidate's numbers are those of our own kernels, to what the key's math allows."""
+        return candidate.plan == DIRECT or self._sample.error_of(candidate.run) <= _TOLERANCE[self.key.math]
 
     def _time(self, candidate: Candidate) -> float:
         driver, stream = bindings(), self.device.compute_stream().native
@@ -169,10 +230,14 @@ def least(run: Callable[[], float], best: float) -> float:
     return min(times)
 
 
-def run_direct(key: Key, x: CudaArray, w: CudaArray, y: CudaArray, b: CudaArray) -> None:
-    """Our own kernel for a key, which writes whichever of the arrays is its result; x and y are in its layout."""
+def run_direct(key: Key, x: CudaArray, w: CudaArray, y: CudaArray, b: CudaArray, most: int | None = None) -> None:
+    """Our own kernel for a key, which writes whichever of the arrays is its result; x and y are in its layout.
+
+    With `most` it writes only so many of the first elements.
+    """
     window: dict[str, Any] = {
         "stride": key.stride, "pad": key.pad, "dilation": key.dilation, "group": key.group, "layout": key.layout,
+        "most": most,
     }  # fmt: skip
     if key.direction == "data":
         direct_backward_data(y, w, None, x, **window)

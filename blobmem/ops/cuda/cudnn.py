@@ -28,9 +28,6 @@ _BARRED = {
 }
 
 
-_COARSE = 3  # taps of an axis beyond which Winograd's tiles for the weights' gradient lose three digits, any math
-
-
 _spare: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 """Handles of threads that have ended, by CUDA context: they may only be destroyed where it is current, and a new one
 takes milliseconds."""
@@ -166,8 +163,6 @@ class Plan:
 def barred(key: Key) -> tuple[str, ...]:
     """Names of the numerical notes that a plan for this key must not have."""
     notes = _BARRED[key.math] if key.dtype == "float32" else ()
-    if key.direction == "weights" and max(key.w[2:], default=1) > _COARSE:
-        notes = (*notes, "WINOGRAD")
     return (*notes, "NONDETERMINISTIC") if key.deterministic else notes
 
 

@@ -45,6 +45,12 @@ def _planar(shape: Shape) -> tuple[int, int, int]:
     return shape[0], shape[1], prod(shape[2:])
 
 
+@functools.lru_cache(4096)
+def weights_turn(w: Shape, layout: str) -> bool:
+    """Whether cuDNN's plans for a layout have weights of a shape in another order than the file."""
+    return layout == "NHWC" and w[1] > 1 and prod(w[2:]) > 1
+
+
 def to_channels_last(x: CudaArray, y: CudaArray) -> None:
     """y's memory = x (images, channels, spatial...) as (images, spatial..., channels). y has as many elements."""
     strided.transposed(x, y, _planar(x.shape), (0, 2, 1))

@@ -226,6 +226,26 @@ extern "C" __global__ void take_channels_last(const T *x, T *dw, i64 n, i64 chan
   }
 }
 
+// How far the first n elements of y are from x: out = the largest difference, at most 1e30 (where y is no number, too),
+// and the largest of x. x is (outputs, channels, taps), y as well or, if `last`, (outputs, taps, channels). One block.
+extern "C" __global__ void furthest(const T *x, const T *y, T *out, i64 n, i64 channels, i64 taps, int last) {
+  __shared__ T shared[32];
+  T apart = 0, largest = 0;
+  for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
+    i64 row = i / taps, o = row / channels;
+    T away = fabs(y[last ? (o * taps + i - row * taps) * channels + row - o * channels : i] - x[i]), size = fabs(x[i]);
+    if (!(away <= (T)1e30)) away = (T)1e30;
+    apart = away > apart ? away : apart;
+    largest = size > largest ? size : largest;
+  }
+  apart = block_max(apart, shared);
+  largest = block_max(largest, shared);
+  if (threadIdx.x == 0) {
+    out[0] = apart;
+    out[1] = largest;
+  }
+}
+
 // Numbers for timing: uniform in [-1, 1).
 extern "C" __global__ void noise(T *y, i64 n, unsigned seed) {
   FOR(i, (n + 3) / 4) {
