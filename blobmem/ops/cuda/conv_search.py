@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ class _Sample:
             operands[1] = CudaArray(weights, key.w, dtype, device)
             take_channels_last(arrays[1], operands[1], accumulate=False)
         operands[_RESULT[key.direction]] = self._exact
-        run_direct(key, *operands, most=self._count)
+        run_direct(key, operands, self._count)
 
     def error_of(self, run: Callable[[], None]) -> float:
         """The largest difference from what a run leaves, over the largest number."""
@@ -133,7 +133,7 @@ class Search:
                 name = in_parts(built.name, built.parts)
                 yield Candidate(name, number, built.workspace, self._runner(built))
             if self._best == math.inf or (key.group > 1 and key.w[1] == 1):
-                yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, *self.arrays[:4]))
+                yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, self.arrays[:4]))
 
     def _built(self, fused: bool) -> Iterator[_Built]:
         """The plans that can be built; those that want too large a workspace with the images in parts."""
@@ -230,11 +230,12 @@ def least(run: Callable[[], float], best: float) -> float:
     return min(times)
 
 
-def run_direct(key: Key, x: CudaArray, w: CudaArray, y: CudaArray, b: CudaArray, most: int | None = None) -> None:
-    """Our own kernel for a key, which writes whichever of the arrays is its result; x and y are in its layout.
+def run_direct(key: Key, arrays: Sequence[Any], most: int | None = None) -> None:
+    """Our own kernel for a key, which writes whichever of x, w and y is its result; a bias is the fourth array.
 
-    With `most` it writes only so many of the first elements.
+    x and y are in the key's layout. With `most` only so many of the first elements are written.
     """
+    x, w, y, b = arrays
     window: dict[str, Any] = {
         "stride": key.stride, "pad": key.pad, "dilation": key.dilation, "group": key.group, "layout": key.layout,
         "most": most,

@@ -70,7 +70,7 @@ def exact(device, key, arrays):
             if turned and index == 1:
                 values = np.moveaxis(values.reshape(outs, *taps, channels), -1, 1)
             device.memcpy_htod(double.address, np.ascontiguousarray(values))
-        conv_search.run_direct(key._replace(dtype="float64"), *doubles)
+        conv_search.run_direct(key._replace(dtype="float64"), doubles)
         result = fetch(doubles[RESULT[key.direction]])
         return np.moveaxis(result, 1, -1).reshape(key.w) if turned and key.direction == "weights" else result
 

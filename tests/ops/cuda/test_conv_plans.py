@@ -82,7 +82,7 @@ class Graph:
         direction = key.direction if self.fused else key.direction.removesuffix("+bias")
         with self.weights_in_order(arrays[1]) as w:
             arrays[1] = w
-            conv_search.run_direct(key._replace(direction=direction), *arrays, *[None] * (4 - len(arrays)))
+            conv_search.run_direct(key._replace(direction=direction), [*arrays, *[None] * (4 - len(arrays))])
             if self.plans[self.current][0] == "wrong":
                 result = arrays[conv_search._RESULT[direction]]
                 memory = np.frombuffer((ctypes.c_char * result.nbytes).from_address(result.address), result.dtype)
