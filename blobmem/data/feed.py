@@ -165,6 +165,8 @@ class ImageBatches(Batched):
         """The unit that begins with the next batch, locked; where that has no bytes, the batch itself."""
         self._unit = None
         position, seed = self.position, self.context.state.seed
+        if not self.varies:
+            self._batches.lock(device, self._specs)
         try:
             batch, count = self._lend(position, seed)
         except NotBytes:
@@ -172,7 +174,7 @@ class ImageBatches(Batched):
             self.load(position, seed, arrays)
             return Ready(self._passed_over, arrays)
         assert isinstance(batch.buffer, LockableBuffer)
-        batch.buffer.lock(device)
+        batch.buffer.lock(device)  # in case that it has grown
         return Unit(self._sent, batch, self._places[-1], count, self.batch, device, self._together == 1)
 
     def _lend(self, position: int, seed: int) -> tuple[Batch, int]:

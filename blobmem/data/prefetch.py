@@ -16,7 +16,7 @@ import numpy as np
 
 from blobmem.data.prefetch_batch import Batch, Shape, Spec, specs
 from blobmem.data.prefetch_line import Line, Load, Shapes
-from blobmem.devices import Event
+from blobmem.devices import Device, Event
 
 
 class Prefetcher:
@@ -53,6 +53,7 @@ class Prefetcher:
         self.batches = 0
         self.waited = 0.0
         self._step = step
+        self._locked: tuple[Device, list[Spec]] | None = None  # for which device, for batches like what
         self._load = _reference(load)
         self._shapes = None if shapes is None else _reference(shapes)
         self._line = Line(self._load, self._shapes, step, depth, divisible, threads, name)
@@ -85,6 +86,12 @@ class Prefetcher:
         batch = self._line.get(position, seed, wanted)
         self.waited += time.perf_counter() - start
         return self.make(position, seed, wanted, wanted[0][0][0]) if batch is None else batch
+
+    def lock(self, device: Device, wanted: Sequence[Spec]) -> None:
+        """Have all memory that lending such batches to a device will ever take, locked for it. Once: it takes long."""
+        if self._locked != (device, wanted):
+            self._line.lock_pages(device, wanted)
+            self._locked = device, list(wanted)
 
     def make(self, position: int, seed: int, wanted: Sequence[Spec], items: int) -> Batch:
         """`lend` for the first `items` items alone, which are made here and now; the arrays' rest is not written."""

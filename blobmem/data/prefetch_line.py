@@ -1,7 +1,7 @@
 """The line in which batches wait, between the pass that takes them and the threads that make them.
 
 How far to work ahead is found out, not guessed: there is one buffer and one thread at first, and one more of what is
-lacking whenever passes keep waiting, within the limits.
+lacking whenever passes keep waiting, within the limits. Only buffers that a device locks are all there from the start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from blobmem.data.prefetch_batch import Batch, Buffer, LockableBuffer, Shape, Spec, spec_bytes, specs
 from blobmem.data.prefetch_exit import end_with_process
-from blobmem.devices import Event
+from blobmem.devices import Device, Event
 from blobmem.ops.host.parallel import num_threads
 
 Load = Callable[[int, int, Sequence[np.ndarray]], None]
@@ -87,6 +87,23 @@ class Line:
                 self._flush()
                 self._free.clear()
                 self._new_buffer = LockableBuffer
+
+    def lock_pages(self, device: Device, wanted: Sequence[Spec]) -> None:
+        """`lend_pages`, with all the buffers that there may be, for batches like these, made and locked for a device.
+
+        Locking takes long, and would hold up some later step.
+        """
+        self.lend_pages()
+        with self._changed:
+            self._flush()
+            self._specs = list(wanted)
+            self._buffers = max(1, self._most_buffers())
+            missing = self._buffers + self._most_lent() - len(self._all_buffers())
+            self._free += [LockableBuffer() for _ in range(missing)]
+            for buffer in self._free:
+                buffer.arrays(wanted)
+                if isinstance(buffer, LockableBuffer):
+                    buffer.lock(device)
 
     def spare(self, position: int, seed: int, wanted: Sequence[Spec]) -> Batch:
         """A batch for the taker to make, outside the line."""

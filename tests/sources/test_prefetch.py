@@ -482,6 +482,38 @@ def test_a_source_that_lends_can_be_taken_from_and_the_other_way_round():
             batches.take_back(lend(batches, position), Copy())
 
 
+class LockingDevice:
+    def __init__(self):
+        self.locked = 0
+
+    def pin(self, address, nbytes):
+        self.locked += 1
+        return True
+
+    def unpin(self, address):
+        pass
+
+    def when_idle(self, call):
+        call()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_all_buffers_are_locked_before_the_first_batch_is_lent(depth):
+    device, wanted = LockingDevice(), specs(arrays())
+    source = Source(0.001)
+    batches = Prefetcher(source.load, BATCH, depth, threads=2)
+    batches.lock(device, wanted)
+    locked, buffers = device.locked, set()
+    assert locked == max(depth, 1) + 2
+    for position in range(0, 30 * BATCH, BATCH):
+        batches.lock(device, wanted)
+        batch = lend(batches, position)
+        batch.buffer.lock(device)
+        buffers.add(batch.buffer)
+        batches.take_back(batch, Copy())
+    assert device.locked == locked and 2 <= len(buffers) <= locked
+
+
 def test_buffers_that_can_be_locked_grow_in_place_and_are_locked_as_a_whole():
     class Device:
         calls = []  # noqa: RUF012
