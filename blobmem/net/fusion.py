@@ -212,7 +212,17 @@ def _sums_backward(calls: Sequence[Call], at: int) -> Group | None:
     return Group(group.stop, call)
 
 
-# -------------------------------------------------------------------- a convolution's bias, ReLU
+# -------------------------------------------------------------------- a convolution or an inner product, ReLU
+
+
+def _relu_behind(calls: Sequence[Call], at: int) -> Group | None:
+    """A convolution or an inner product and a ReLU in place."""
+    first = calls[at]
+    y = _operand(first, 3)
+    if not _relu_in_place(calls, at + 1, y, 0.0) or not _one_order(y, *calls[at + 1].operands):
+        return None
+    op = str(first.op).removesuffix("_forward") + "_relu_forward"
+    return Group(at + 2, _fused(first, op, *first.operands, **first.attributes))
 
 
 def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
@@ -287,6 +297,8 @@ _MATCHES = {
     "batch_norm_forward": (_normalize_forward,),
     "batch_norm_inference": (_normalize_forward,),
     "concat_backward": (_concat_backward,),
+    "conv_forward": (_relu_behind,),
+    "inner_product_forward": (_relu_behind,),
     "relu_backward": (_normalize_backward, _sum_backward, _relu_bias_backward),
     "scale_backward_beta": (_normalize_backward,),
     "scale_backward_gamma": (_normalize_backward,),

@@ -133,6 +133,113 @@ def test_a_convolution_and_a_relu(plain, channels_last, top, outputs):
     compare(net, expected)
 
 
+def layer(kind, name, bottom, top, options=""):
+    return f'layer {{ name: "{name}" type: "{kind}" bottom: "{bottom}" top: "{top}" {options} }}\n'
+
+
+def window(outputs, more=""):
+    return f'convolution_param {{ {outputs} kernel_size: 3 pad: 1 {more} weight_filler {{ type: "xavier" }} }}'
+
+
+RELUS = (
+    'force_backward: true layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 9 dim: 8 } } }'
+    + layer("Convolution", "a", "data", "a", window("num_output: 8")) + layer("ReLU", "ra", "a", "a")
+    + layer("DepthwiseConvolution", "b", "a", "b", window("")) + layer("ReLU", "rb", "b", "b")
+    + layer("Convolution", "c", "b", "c", window("num_output: 6", "bias_term: false group: 2")) + layer("ReLU", "rc", "c", "c")
+    + layer("Convolution", "d", "c", "d", window("num_output: 1")) + layer("ReLU", "rd", "d", "d")
+    # what stays as it is: a deconvolution, a top of its own, a slope, and a flattened top
+    + layer("Deconvolution", "e", "d", "e", window("num_output: 4")) + layer("ReLU", "re", "e", "e")
+    + layer("Convolution", "f", "e", "f", window("num_output: 4")) + layer("ReLU", "rf", "f", "apart")
+    + layer("Convolution", "g", "apart", "g", window("num_output: 4"))
+    + layer("ReLU", "rg", "g", "g", "relu_param { negative_slope: 0.1 }")
+    + layer("Convolution", "h", "g", "h", window("num_output: 4")) + layer("Flatten", "flat", "h", "flat")
+    + layer("ReLU", "rh", "flat", "flat")
+    + layer("InnerProduct", "i", "flat", "i", 'inner_product_param { num_output: 9 weight_filler { type: "xavier" } }')
+    + layer("ReLU", "ri", "i", "i")
+    + layer("InnerProduct", "j", "i", "j", 'inner_product_param { num_output: 5 weight_filler { type: "xavier" } }')
+    + layer("ReLU", "rj", "j", "j")
+    + layer("Reduction", "loss", "j", "loss", "loss_weight: 1 reduction_param { operation: SUMSQ }")
+)  # fmt: skip
+
+
+def made_of_relus(channels_last):
+    net = Net(RELUS, TRAIN, device=device_of(channels_last), seed=1)
+    rng = np.random.default_rng(3)
+    net.blobs["data"].data[...] = rng.normal(size=net.blobs["data"].shape)
+    for name in "abdghij":
+        net.params[name][1].data[...] = rng.normal(size=net.params[name][1].shape)
+    return net
+
+
+def same(one, other):
+    for name in one.blobs:
+        for half in ("cpu_data", "cpu_diff"):
+            mine, theirs = (getattr(net.blobs[name], half)().tobytes() for net in (one, other))
+            assert mine == theirs, (name, half)
+    for name in one.params:
+        for mine, theirs in zip(one.params[name], other.params[name], strict=True):
+            assert mine.cpu_diff().tobytes() == theirs.cpu_diff().tobytes(), name
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_products_and_a_relu_in_place_leave_the_same_bits(plain, channels_last):
+    nets = [made_of_relus(channels_last)]
+    forward = [step.call.op for step in nets[0].compiled()[0]._program()]
+    assert "conv_relu_forward" not in forward
+    plain.undo()
+    nets.append(made_of_relus(channels_last))
+    forward = [step.call.op for step in nets[1].compiled()[0]._program()]
+    # in the usual order a flattened array has the order of the one before it
+    counts = {"conv_relu_forward": 4 + (not channels_last), "inner_product_relu_forward": 2, "deconv_forward": 1}
+    assert {op: forward.count(op) for op in counts} == counts
+    assert forward.count("relu_forward") == 3 + channels_last
+    for net in nets:
+        net.run_forward()
+        net.run_backward()
+    assert all((nets[0].blobs[name].cpu_data() > 0).any() for name in "abcdij")
+    same(*nets)
+    assert nets[0].compiled()[0].scratch_bytes() == nets[1].compiled()[0].scratch_bytes()
+    for net in nets:
+        net.blobs["data"].data[0, 0, 4, 4] = np.nan
+        net.run_forward()
+    assert np.isnan(nets[1].blobs["a"].cpu_data()).any() and np.isnan(nets[1].blobs["j"].cpu_data()).any()
+    same(*nets)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_relu_waits_for_a_pass_that_goes_so_far(plain, channels_last):
+    nets = [made_of_relus(channels_last)]
+    plain.undo()
+    nets.append(made_of_relus(channels_last))
+    for end in ("a", "i"):
+        for net in nets:
+            net.forward(end=end)
+        assert (nets[1].blobs[end].cpu_data() < 0).any()
+        same(*nets)
+        for net in nets:
+            net.blobs[end].data[...] -= 0.01
+            net.forward(start=f"r{end}")
+        assert not (nets[1].blobs[end].cpu_data() < 0).any()
+        same(*nets)
+
+
+def test_the_relu_of_another_convolution():
+    """Behind the second of two convolutions comes the ReLU of the first."""
+    text = (
+        "".join(f'layer {{ name: "{x}" type: "Input" top: "{x}" input_param {{ shape {{ dim: 1 dim: 2 dim: 4 dim: 4 }} }} }}' for x in "xy")
+        + f'layer {{ name: "c" type: "Convolution" bottom: "x" bottom: "y" top: "u" top: "v" {window("num_output: 2")} }}'
+        + layer("ReLU", "ru", "u", "u") + layer("ReLU", "rv", "v", "v")
+    )  # fmt: skip
+    net = Net(text, TEST, device=device_of(False), seed=1)
+    for name in "xy":
+        net.blobs[name].data[...] = np.random.default_rng(3).normal(size=net.blobs[name].shape)
+    net.run_forward()
+    assert [step.call.op for step in net.compiled()[0]._program()][-4:] == [
+        "conv_forward", "conv_forward", "relu_forward", "relu_forward",
+    ]  # fmt: skip
+    assert net.blobs["u"].cpu_data().min() == net.blobs["v"].cpu_data().min() == 0
+
+
 def convolution(name):
     return (
         f'layer {{ name: "{name}" type: "Convolution" bottom: "data" top: "{name}" convolution_param '

@@ -50,7 +50,7 @@ class Key(NamedTuple):
     """What a choice depends on, besides the file that it is in.
 
     Attributes:
-        direction: "forward", "forward+bias", "data" or "weights" (the gradients).
+        direction: "forward", "forward+bias", "data" or "weights" (the gradients); `cudnn.RELU` has no choices.
         x, w: shapes of the convolution's source and of its weights; stride, pad, dilation: per spatial axis.
         dtype: NumPy's name of it.
         layout: "NCHW" or "NHWC" (the strides of all arrays; shapes are always in the order N, C, spatial).

@@ -28,8 +28,9 @@ from blobmem.ops.cuda.conv_direct import (
     take_channels_last,
 )
 from blobmem.ops.cuda.conv_plans import key_of, plan_ms, plan_of, room_of
-from blobmem.ops.cuda.cudnn import Plan
+from blobmem.ops.cuda.cudnn import RELU, Plan
 from blobmem.ops.cuda.layout import aligned, narrow_channels, to_channels_last, weights_turn, widen_channels
+from blobmem.ops.cuda.neuron import relu_forward
 from blobmem.ops.registry import ArraySpec, op
 
 Shape = tuple[int, ...]
@@ -45,7 +46,8 @@ def _keywords(window: Window) -> dict[str, Any]:
     return dict(zip(("stride", "pad", "dilation", "group", "layout"), window, strict=True))
 
 
-def _forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any, **given: Any) -> int:
+def forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any, **given: Any) -> int:
+    """Workspace of `forward`, with ReLU or without."""
     window = _window(**given)
     wide = _wide(x, w, window, device)
     if wide and (nbytes := wide.workspace_bytes(_forward_direction(b), device, window)):
@@ -87,8 +89,8 @@ def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], d
     return plan_ms(key_of(direction, device, x, w, *window), device)
 
 
-def _forward_direction(b: Any) -> str:
-    return "forward" if b is None else "forward+bias"
+def _forward_direction(b: Any, relu: bool = False) -> str:
+    return "forward" if b is None else RELU if relu else "forward+bias"
 
 
 def _beside(w: CudaArray, ws: CudaArray | None) -> CudaArray:
@@ -121,21 +123,31 @@ def _run_part(plan: Plan, part: int, arrays: tuple[CudaArray, ...], ws: CudaArra
     plan.run([array.address for array in arrays], 0 if ws is None else ws.address + offset, part)
 
 
-def _forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
-             window: Window) -> None:  # fmt: skip
-    if (wide := _wide(x, w, window, x.device)) and wide.forward(x, w, b, y, ws, window):
+def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None, window: Window,
+            relu: bool = False) -> None:  # fmt: skip
+    """`conv_forward`, and with `relu` max(0, .) of that."""
+    if (wide := _wide(x, w, window, x.device)) and wide.forward(x, w, b, y, ws, window, relu):
         return
-    plan = plan_of(key_of(_forward_direction(b), x.device, x, w, *window), x.device)
+    plan = plan_of(key_of(_forward_direction(b, relu), x.device, x, w, *window), x.device)
     if plan is None:
         direct_forward(x, w, b, y, **_keywords(window))
+        if relu:
+            relu_forward(y, y, slope=0.0)
         return
     w, offset = _turned(w, ws, window[-1])
-    if b is not None and plan.fused:
-        _run(plan, (x, w, y, b), ws, offset)
+    _run_forward(plan, x, w, b, y, ws, offset, window[-1], relu)
+
+
+def _run_forward(plan: Plan, x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
+                 offset: int, layout: str, relu: bool) -> None:  # fmt: skip
+    """Queue a plan, and of bias and ReLU what it leaves to do."""
+    if b is not None and not plan.fused:
+        _run(plan, (x, w, y), ws, offset)
+        add_bias(b, y, layout, relu)
         return
-    _run(plan, (x, w, y), ws, offset)
-    if b is not None:
-        add_bias(b, y, window[-1])
+    _run(plan, (x, w, y) if b is None else (x, w, y, b), ws, offset)
+    if relu and not plan.relu:
+        relu_forward(y, y, slope=0.0)
 
 
 def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArray, ws: CudaArray | None,
@@ -208,19 +220,16 @@ class _Wide(NamedTuple):
         )
 
     def forward(self, x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
-                window: Window) -> bool:  # fmt: skip
+                window: Window, relu: bool) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran."""
-        plan = self.plan(_forward_direction(b), x.device, window)
+        plan = self.plan(_forward_direction(b, relu), x.device, window)
         if plan is None:
             return False
         images, plain, wide = self._arrays(ws)
         widen_channels(x, images)
         to_channels_last(w, plain)
         widen_channels(plain, wide)
-        fused = b is not None and plan.fused
-        _run(plan, (images, wide, y, b) if fused and b is not None else (images, wide, y), ws, self._places()[-1])
-        if b is not None and not fused:
-            add_bias(b, y, window[-1])
+        _run_forward(plan, images, wide, b, y, ws, self._places()[-1], window[-1], relu)
         return True
 
     def backward_weights(self, x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
@@ -263,12 +272,12 @@ def _folded(dy: Any, db: Any) -> tuple[int, int, int]:
     return dy.shape[0], db.shape[0], math.prod(dy.shape[2:])
 
 
-@op(family="cuda", workspace=_forward_bytes)
+@op(family="cuda", workspace=forward_bytes)
 def conv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
                  stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
     """y = x convolved with w, plus b per channel (None: no bias)."""
     window = stride, pad, dilation, group, layout
-    _forward(x, w, b, y, ws, window)
+    forward(x, w, b, y, ws, window)
 
 
 @op(family="cuda", workspace=lambda dy, w, dx, **others: _data_bytes(dx, w, **others))
@@ -302,12 +311,12 @@ def deconv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray
     _backward_data(x, w, b, y, ws, window)
 
 
-@op(family="cuda", workspace=lambda dy, w, dx, **others: _forward_bytes(dy, w, None, dx, **others))
+@op(family="cuda", workspace=lambda dy, w, dx, **others: forward_bytes(dy, w, None, dx, **others))
 def deconv_backward_data(dy: CudaArray, w: CudaArray, dx: CudaArray, *, ws: CudaArray | None = None, stride: Shape,
                          pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
     """The gradient for a deconvolution's x."""
     window = stride, pad, dilation, group, layout
-    _forward(dy, w, None, dx, ws, window)
+    forward(dy, w, None, dx, ws, window)
 
 
 @op(family="cuda", workspace=lambda x, dy, dw, **others: _weights_bytes(dy, dw, **others))

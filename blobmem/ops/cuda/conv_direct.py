@@ -69,10 +69,10 @@ def _elements(array: CudaArray, most: int | None) -> int:
     return array.size if most is None else min(array.size, most)
 
 
-def add_bias(b: CudaArray, y: CudaArray, layout: str = "NCHW") -> None:
-    """y += b per channel."""
+def add_bias(b: CudaArray, y: CudaArray, layout: str = "NCHW", relu: bool = False) -> None:
+    """y += b per channel; with `relu` max(0, .) of that."""
     plane = 1 if layout == "NHWC" else math.prod(y.shape[2:])
-    _KERNELS.over(y, "add_bias", y.size, b, y, y.size, b.size, plane)
+    _KERNELS.over(y, "add_bias", y.size, b, y, y.size, b.size, plane, relu)
 
 
 def add(x: CudaArray, y: CudaArray) -> None:

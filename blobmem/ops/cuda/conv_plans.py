@@ -14,7 +14,7 @@ from blobmem.errors import DeviceError
 from blobmem.ops.cuda import algorithms
 from blobmem.ops.cuda.algorithms import DIRECT, Choice, Key, Registry, Shape
 from blobmem.ops.cuda.conv_search import Search
-from blobmem.ops.cuda.cudnn import MOST_AXES, Cudnn, Plan, parts_of
+from blobmem.ops.cuda.cudnn import MOST_AXES, RELU, Cudnn, Plan, parts_of
 from blobmem.ops.cuda.layout import channels_first
 from blobmem.ops.registry import ArraySpec
 
@@ -85,14 +85,18 @@ def plan_ms(key: Key, device: Any) -> float | None:
 
 
 def plan_of(key: Key, device: Any) -> Plan | None:
-    """The plan for a key, built for this thread's handle; None where our own kernels are to run."""
+    """The plan for a key, built for this thread's handle; None where our own kernels are to run.
+
+    For the direction RELU that of "forward+bias", with ReLU in it (`Plan.relu`) where that is to be had.
+    """
     cudnn: Cudnn | None = device.library("cudnn", Cudnn)
     if cudnn is None:
         return None
     try:
         return cudnn.plans[key]
     except KeyError:
-        plan = cudnn.plans[key] = _find(key, device, cudnn) if _known_to_cudnn(key) else None
+        find = _with_relu if key.direction == RELU else _find
+        plan = cudnn.plans[key] = find(key, device, cudnn) if _known_to_cudnn(key) else None
         return plan
 
 
@@ -116,6 +120,15 @@ def _find(key: Key, device: Any, cudnn: Cudnn) -> Plan | None:
         if again:
             choice = _search(registry, key, device, cudnn, lost=choice)
     raise DeviceError(f"cuDNN lists plan {choice.plan} for a convolution but cannot build it: {key.text}")
+
+
+def _with_relu(key: Key, device: Any, cudnn: Cudnn) -> Plan | None:
+    """The plan that was chosen without ReLU, or its twin with it, which takes as long and no more workspace."""
+    chosen = plan_of(key._replace(direction="forward+bias"), device)
+    if chosen is None or not chosen.fused:
+        return chosen
+    twin = cudnn.build(key, chosen.name)
+    return chosen if twin is None or twin.workspace > chosen.workspace else twin
 
 
 def _search(registry: Registry, key: Key, device: Any, cudnn: Cudnn, lost: Choice | None = None) -> Choice:

@@ -17,6 +17,8 @@ from blobmem.errors import DeviceError
 from blobmem.ops.cuda.algorithms import Key, Shape
 
 FUSED = "bias+"  # what the name of a plan that also adds the bias begins with
+RELU = "forward+bias+relu"  # the direction of plans that take ReLU of that, too; no choices are made for it
+_LOSES_NAN = "eng39"  # an engine that, with ReLU, makes 0 of what is no number: a net that diverged would look healthy
 _TIMES = "*"  # between the number of parts that the images are taken in, if several, and the rest of a plan's name
 
 MOST_AXES = 3  # spatial ones that cuDNN takes
@@ -75,7 +77,8 @@ class Cudnn:
     def listed(self, key: Key, fused: bool) -> Iterator[tuple[int, str, Any]]:
         """(index, name, graph) of every plan for a key that its math and its determinism allow, none of them built.
 
-        With `fused` those of the convolution and its bias together. Nothing where cuDNN does not support the graph.
+        With `fused` those of the convolution and its bias together; with RELU those that keep what is no number.
+        Nothing where cuDNN does not support the graph.
         """
         graph = build_graph(self.module, key, fused, self.handle)
         modes = self.module.heur_mode
@@ -88,8 +91,9 @@ class Cudnn:
         graph.deselect_numeric_notes([getattr(self.module.numerical_note, name) for name in barred(key)])
         seen = set()
         for index in range(graph.get_execution_plan_count()):
-            name = (FUSED if fused else "") + graph.get_plan_name_at_index(index)
-            if name not in seen:
+            engine = graph.get_plan_name_at_index(index)
+            name = (FUSED if fused else "") + engine
+            if name not in seen and not (key.direction == RELU and engine.partition("_")[0] == _LOSES_NAN):
                 seen.add(name)
                 yield index, name, graph
 
@@ -99,7 +103,7 @@ class Cudnn:
         fused = whole.startswith(FUSED)
         for index, listed, graph in self.listed(key.part(parts), fused):
             if listed == whole and self.built(graph, index):
-                return Plan(self, graph, key, parts, fused)
+                return Plan(self, graph, key, name)
         return None
 
     def built(self, graph: Any, index: int) -> bool:
@@ -126,22 +130,26 @@ class Plan:
     """A plan that can be run.
 
     Attributes:
+        name: as choices have it.
         workspace: bytes that it needs.
         parts: how many parts it takes the images in; each is a run of its own.
         fused: whether it adds the bias, too.
+        relu: whether it takes ReLU of that.
     """
 
-    __slots__ = ("_cudnn", "_run", "_steps", "fused", "parts", "workspace")
+    __slots__ = ("_cudnn", "_run", "_steps", "fused", "name", "parts", "relu", "workspace")
 
-    def __init__(self, cudnn: Cudnn, graph: Any, key: Key, parts: int, fused: bool) -> None:
+    def __init__(self, cudnn: Cudnn, graph: Any, key: Key, name: str) -> None:
         self._cudnn = cudnn
-        self.fused = fused
-        self.parts = parts
-        part, width = key.part(parts), np.dtype(key.dtype).itemsize
+        self.name = name
+        self.parts, whole = parts_of(name)
+        self.fused = whole.startswith(FUSED)
+        self.relu = key.direction == RELU
+        part, width = key.part(self.parts), np.dtype(key.dtype).itemsize
         self._steps = math.prod(part.x) * width, 0, math.prod(part.y) * width, 0
         self.workspace = int(graph.get_workspace_size())
         graph._prepare_variant_pack_template()
-        order, expected = graph._get_variant_pack_uids_sorted(), [1, 2, 3, 4] if fused else [1, 2, 3]
+        order, expected = graph._get_variant_pack_uids_sorted(), [1, 2, 3, 4] if self.fused else [1, 2, 3]
         if order != expected:
             raise DeviceError(f"the cuDNN frontend orders a convolution's arrays {order}, expected was {expected}")
         self._run = graph._execute_with_ptrs
@@ -167,7 +175,10 @@ def barred(key: Key) -> tuple[str, ...]:
 
 
 def build_graph(cudnn: Any, key: Key, fused: bool = False, handle: int | None = None) -> Any:
-    """The frontend's graph for a key, not yet validated; with `fused` a bias is added to what a forward pass gives."""
+    """The frontend's graph for a key, not yet validated.
+
+    With `fused` a bias is added to what a forward pass gives, and where the direction is RELU that is taken of it.
+    """
     number = cudnn.data_type.FLOAT if key.dtype == "float32" else cudnn.data_type.DOUBLE
     graph = cudnn.pygraph(
         name=key.direction, io_data_type=number, intermediate_data_type=number, compute_data_type=number, handle=handle
@@ -188,9 +199,14 @@ def build_graph(cudnn: Any, key: Key, fused: bool = False, handle: int | None = 
     else:
         result, uid = graph.conv_fprop(image=tensor(1), weight=tensor(2), **window), 3
     shape = shapes[uid]
+
+    def between(value: Any) -> Any:
+        return value.set_dim(shape).set_stride(strides(shape, key.layout)).set_data_type(number)
+
     if fused:
-        result.set_dim(shape).set_stride(strides(shape, key.layout)).set_data_type(number)
-        result = graph.bias(input=result, bias=tensor(4))
+        result = graph.bias(input=between(result), bias=tensor(4))
+    if key.direction == RELU:
+        result = graph.relu(input=between(result))
     result.set_output(True).set_data_type(number).set_dim(shape).set_stride(strides(shape, key.layout)).set_uid(uid)
     return graph
 

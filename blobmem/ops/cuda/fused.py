@@ -9,11 +9,28 @@ from __future__ import annotations
 from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.ops.cuda import batch_norm, channels
+from blobmem.ops.cuda import batch_norm, channels, conv, linear
 from blobmem.ops.cuda.launch import Kernels
+from blobmem.ops.cuda.products import only_products
 from blobmem.ops.registry import op
 
 _KERNELS = Kernels("fused")
+
+
+@op(family="cuda", workspace=conv.forward_bytes)
+def conv_relu_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
+                      stride: conv.Shape, pad: conv.Shape, dilation: conv.Shape, group: int,
+                      layout: str = "NCHW") -> None:  # fmt: skip
+    """`conv_forward` and max(0, .) of that."""
+    window = stride, pad, dilation, group, layout
+    conv.forward(x, w, b, y, ws, window, relu=True)
+
+
+@op(family="cuda", workspace=only_products)
+def inner_product_relu_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, transpose: bool,
+                               ws: CudaArray) -> None:  # fmt: skip
+    """`inner_product_forward` and max(0, .) of that."""
+    linear.forward(x, w, b, y, ws, transpose=transpose, relu=True)
 
 
 @op(family="cuda", workspace=batch_norm.workspace)

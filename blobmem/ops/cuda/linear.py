@@ -7,19 +7,28 @@ from typing import Any
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import Kernels
+from blobmem.ops.cuda.neuron import relu_forward
 from blobmem.ops.cuda.products import only_products, product
 from blobmem.ops.registry import op
 
 _KERNELS = Kernels("linear")
 
 
+def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray, *, transpose: bool,
+            relu: bool = False) -> None:  # fmt: skip
+    """`inner_product_forward`, and with `relu` max(0, .) of that."""
+    product(x, w, y, ws, transpose_b=not transpose)
+    if b is not None:
+        _KERNELS.over(y, "add_bias", y.size, y, b, y.size, b.size, relu)
+    elif relu:
+        relu_forward(y, y, slope=0.0)
+
+
 @op(family="cuda", workspace=only_products)
 def inner_product_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, transpose: bool,
                           ws: CudaArray) -> None:  # fmt: skip
     """y = x w^T + b (x w + b with `transpose`); b (N,) or None."""
-    product(x, w, y, ws, transpose_b=not transpose)
-    if b is not None:
-        _KERNELS.over(y, "add_bias", y.size, y, b, y.size, b.size)
+    forward(x, w, b, y, ws, transpose=transpose)
 
 
 @op(family="cuda", workspace=only_products)

@@ -82,6 +82,25 @@ def test_convolution_forward(compare, make, case, dtype, bias):
 
 @dtypes
 @cases
+@pytest.mark.parametrize("bias", [True, False])
+def test_convolution_and_relu(cuda, make, case, dtype, bias):
+    """ReLU of what the convolution alone makes: what is no number stays, and no zero is negative."""
+    (x, w, b, y), window = make(case, dtype)
+    w[-1], b[0] = np.nan, -0.0
+    b = b if bias else None
+    close = 1e-6 if cuda.device.name.startswith("cuda") else 0  # cuDNN may sum in another order every time
+    layouts = {"NCHW": (x, w, b, full(y))}
+    if case in FLAT:
+        layouts["NHWC"] = last(x), w, b, last(full(y))
+    for layout, operands in layouts.items():
+        plain = cuda.run("conv_forward", *operands, layout=layout, **window)[3]
+        got = cuda.run("conv_relu_forward", *operands, layout=layout, **window)[3]
+        np.testing.assert_allclose(got, np.maximum(plain, 0), rtol=0, atol=close * np.abs(np.nan_to_num(plain)).max())
+        assert np.isnan(got).any() and not np.signbit(got[got == 0]).any()
+
+
+@dtypes
+@cases
 def test_convolution_backward(compare, make, case, dtype):
     (x, w, _, dy), window = make(case, dtype)
     compare("conv_backward_data", dy, w, full(x), **window)

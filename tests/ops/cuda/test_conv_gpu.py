@@ -10,7 +10,7 @@ from cuda_devices import make_gpu, needs_gpu
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import algorithms, conv_plans, conv_search
 from blobmem.ops.cuda.conv_direct import noise
-from blobmem.ops.cuda.cudnn import Cudnn
+from blobmem.ops.cuda.cudnn import RELU, Cudnn
 from blobmem.ops.cuda.layout import aligned, in_layout
 from blobmem.ops.registry import ArraySpec, table
 
@@ -75,8 +75,7 @@ def exact(device, key, arrays):
         return np.moveaxis(result, 1, -1).reshape(key.w) if turned and key.direction == "weights" else result
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(
+PROBLEMS = pytest.mark.parametrize(
     "math, layer, layout",
     [
         *(("fp32", layer, "NCHW") for layer in LAYERS),
@@ -84,6 +83,10 @@ def exact(device, key, arrays):
         ("tf32", "resnet 1x1/2", "NHWC"),
     ],
 )
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@PROBLEMS
 def test_every_plan_is_close_or_found_out(layer, direction, math, layout):
     device = make_gpu(math=math)
     key = key_for(device, layer, direction, layout=layout)
@@ -105,6 +108,39 @@ def test_every_plan_is_close_or_found_out(layer, direction, math, layout):
     assert any(name != algorithms.DIRECT for name in errors), "cuDNN has no plan"
     assert right == {name: error < TOLERANCE[math] for name, error in errors.items()}, errors
     assert any(right.values())
+
+
+@PROBLEMS
+def test_relu_in_a_plan_is_relu_after_it(layer, math, layout):
+    """The same bits, and what is no number stays so."""
+    device = make_gpu(math=math, deterministic=True)
+    key = key_for(device, layer, "forward+bias", layout=layout)
+    cudnn = device.library("cudnn", Cudnn)
+    shapes = in_layout(key.x, layout), key.w, in_layout(key.y, layout), (key.w[0],)
+    arrays = [device.as_array(device.allocate(4 * int(np.prod(s)), "test"), s, np.float32) for s in shapes]
+    for seed, array in enumerate(arrays):
+        noise(array, seed)
+    nothing = np.array([np.nan], np.float32)
+    for array in (arrays[0], arrays[3]):  # in some positions, and all over a channel
+        device.memcpy_htod(array.address, nothing)
+    results, barred = {}, set()
+    for name in [name for _, name, _ in cudnn.listed(key, True)]:
+        plans = cudnn.build(key, name), cudnn.build(key._replace(direction=RELU), name)
+        if name.startswith("bias+eng39"):
+            assert plans[1] is None, name
+            barred.add(name)
+        elif None not in plans and plans[0].workspace <= key.limit:
+            results[name] = []
+            for plan in plans:
+                arrays[2].zero()
+                with device.scratch(max(plan.workspace, 1)) as workspace:
+                    plan.run([array.address for array in arrays], workspace)
+                results[name].append(fetch(arrays[2]))
+            print(f"{layer:15} {math} {layout} {name:40} {[plan.workspace for plan in plans]} bytes")
+    for name, (plain, relu) in results.items():
+        assert np.isnan(plain).any() and (plain < 0).any()
+        np.testing.assert_array_equal(relu, np.maximum(plain, 0), err_msg=name)
+    assert results or barred == {name for _, name, _ in cudnn.listed(key, True)}
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -79,7 +79,8 @@ class Graph:
         shapes = (in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],))
         arrays = [CudaArray(a, s, self.key.dtype, self.device) for a, s in zip(addresses, shapes, strict=False)]
         assert len(arrays) == 3 + self.fused
-        direction = key.direction if self.fused else key.direction.removesuffix("+bias")
+        relu = key.direction == cudnn.RELU
+        direction = key.direction.removesuffix("+relu") if self.fused else key.direction.removesuffix("+bias")
         with self.weights_in_order(arrays[1]) as w:
             arrays[1] = w
             conv_search.run_direct(key._replace(direction=direction), [*arrays, *[None] * (4 - len(arrays))])
@@ -87,6 +88,12 @@ class Graph:
                 result = arrays[conv_search._RESULT[direction]]
                 memory = np.frombuffer((ctypes.c_char * result.nbytes).from_address(result.address), result.dtype)
                 memory *= np.float32(0.99)
+        if relu:
+            y = np.frombuffer((ctypes.c_char * arrays[2].nbytes).from_address(arrays[2].address), np.float32)
+            if self.plans[self.current][0].startswith("eng39"):
+                np.fmax(y, 0, out=y)
+            else:
+                np.maximum(y, 0, out=y)
         if nbytes := self.get_workspace_size():
             self.device.set_bytes(workspace, 0xFF, nbytes)
 
@@ -105,7 +112,7 @@ class Graph:
 
 
 class Gpu(cuda_emulation.EmulatedCuda):
-    """An emulated device with the stand-in: `plans` and `fused_plans` are what it lists."""
+    """An emulated device with the stand-in: `plans`, `fused_plans` and, with ReLU, `relu_plans` are what it lists."""
 
     deterministic = False
     model = "Test GPU"
@@ -115,6 +122,7 @@ class Gpu(cuda_emulation.EmulatedCuda):
     def __init__(self, capacity=None):
         super().__init__(capacity)
         self.plans, self.fused_plans, self.measured, self.made = {"eng0": (0, (), 1.0)}, {}, [], None
+        self.relu_plans = {}
 
     def library(self, name, make):
         assert make is cudnn.Cudnn
@@ -148,10 +156,12 @@ def gpu(monkeypatch, tmp_path):
     )
     monkeypatch.setitem(__import__("sys").modules, "cudnn", module)
     device = Gpu()
-    monkeypatch.setattr(
-        cudnn, "build_graph",
-        lambda _, key, fused, handle: Graph(device, key, fused, device.fused_plans if fused else device.plans),
-    )  # fmt: skip
+
+    def build_graph(_, key, fused, handle):
+        fused_plans = device.relu_plans if key.direction == cudnn.RELU else device.fused_plans
+        return Graph(device, key, fused, fused_plans if fused else device.plans)
+
+    monkeypatch.setattr(cudnn, "build_graph", build_graph)
 
     def measure(self, candidate):
         if not self.is_right(candidate):
@@ -258,7 +268,7 @@ def test_another_order_of_arrays_is_noticed(gpu):
     graph = Graph(gpu, key, True, gpu.plans)
     graph.current = 0
     with pytest.raises(DeviceError, match="orders"):
-        cudnn.Plan(gpu.library("cudnn", cudnn.Cudnn), graph, key, 1, fused=False)
+        cudnn.Plan(gpu.library("cudnn", cudnn.Cudnn), graph, key, "eng0")
 
 
 def test_no_room_to_search_is_an_error_and_chooses_nothing(gpu, rng):
@@ -294,6 +304,106 @@ def test_our_own_kernels_compete_for_depthwise_convolutions(gpu, rng):
     np.testing.assert_allclose(fetched(gpu, at, "y"), expected(at, gpu, **window), atol=1e-5)
 
 
+def with_relu(gpu, rng, order, wanted, with_bias=True, shapes=None, window=None):
+    """Run a convolution and its ReLU, also of what is no number, in as much workspace as the convolution alone wants.
+
+    The kernels of ours behind the plan.
+    """
+    shapes, window = shapes or {}, {**WINDOW, **(window or {})}
+    at = arrays(gpu, rng, **shapes)
+    at.x_values[1, 0, 2, 3] = np.nan
+    gpu.memcpy_htod(at.x_address, at.x_values)
+    b = "b" if with_bias else None
+    if order == "NHWC":
+        for name in ("conv_forward", "conv_relu_forward"):
+            gpu.launches.clear()
+            y = run_last(gpu, at, name, wanted, "x", "w", b, "y", **window)["y"]
+    else:
+        operands = at.x, at.w, at.b if with_bias else None, at.y
+        for name in ("conv_forward", "conv_relu_forward"):
+            gpu.launches.clear()
+            nbytes, ws = workspace(gpu, name, *operands, **window)
+            assert nbytes == wanted
+            table("cuda")[name](*operands, ws=ws, **window)
+        y = fetched(gpu, at, "y")
+    if not with_bias:
+        at.b_values[...] = 0
+    theirs = np.maximum(expected(at, gpu, **window), 0)
+    assert np.isnan(theirs).any() and (theirs == 0).any()
+    np.testing.assert_allclose(y, theirs, atol=1e-5)
+    assert not np.signbit(y[y == 0]).any()
+    return {"relu", "add_bias"} & set(gpu.launches)
+
+
+ORDERS = pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+FOUR = {"x": (2, 4, 5, 6), "w": (4, 4, 3, 3)}  # channels
+TURNED = {"NCHW": 0, "NHWC": 1024}  # bytes for weights of 576 in another order, in a workspace that is not empty
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    "name, twins, kernels",
+    [
+        ("eng12", {"eng12": (512, (), 1.0)}, set()),
+        ("eng12", {"eng11": (0, (), 1.0), "eng12": (100, (), 1.0)}, set()),
+        ("eng12", {"eng11": (0, (), 1.0)}, {"relu"}),  # not listed
+        ("eng12", {}, {"relu"}),  # nor is anything
+        ("eng12", {"eng12": None}, {"relu"}),  # cannot be built
+        ("eng12", {"eng12": (513, (), 1.0)}, {"relu"}),  # larger
+        ("eng12", {"eng12": (512, ("NONDETERMINISTIC",), 1.0)}, {"relu"}),
+        ("eng39_k25=0", {"eng39_k25=0": (512, (), 1.0)}, {"relu"}),  # which loses what is no number
+        ("eng39", {"eng39": (512, (), 1.0)}, {"relu"}),
+    ],
+)
+def test_relu_in_the_plan_or_after_it(gpu, rng, order, name, twins, kernels):
+    gpu.deterministic = True
+    gpu.fused_plans, gpu.relu_plans = {name: (512, (), 0.5)}, twins
+    assert with_relu(gpu, rng, order, 512 + TURNED[order], shapes=FOUR) == kernels
+    assert gpu.measured == ["bias+" + name, "eng0"]  # for the bias only
+    plans = gpu.made.plans
+    assert sorted(key.direction for key in plans) == ["forward+bias", cudnn.RELU]
+    assert {key.direction: plan.relu for key, plan in plans.items()} == {
+        "forward+bias": False, cudnn.RELU: not kernels,
+    }  # fmt: skip
+    assert len(algorithms.read(algorithms.folder() / algorithms.file_name(gpu.model, 91900, gpu.math))) == 1
+    gpu.restart()
+    assert with_relu(gpu, rng, order, 512 + TURNED[order], shapes=FOUR) == kernels
+    assert gpu.measured == []
+
+
+@ORDERS
+@pytest.mark.parametrize("with_bias, kernels", [(True, {"add_bias"}), (False, {"relu"})])
+def test_relu_with_a_bias_apart_and_without_one(gpu, rng, order, with_bias, kernels):
+    gpu.fused_plans = gpu.relu_plans = {"eng0": (0, (), 3.0)}  # slower
+    assert with_relu(gpu, rng, order, TURNED[order], with_bias, FOUR) == kernels
+
+
+@ORDERS
+def test_relu_after_our_own_kernels(gpu, rng, order):
+    gpu.plans = {}
+    assert with_relu(gpu, rng, order, 0, shapes=FOUR) == {"relu"}
+
+
+@ORDERS
+@pytest.mark.parametrize("fused", [False, True])
+def test_relu_of_groups(gpu, rng, order, fused):
+    gpu.fused_plans = gpu.relu_plans = {"eng0": (512, (), 0.5)} if fused else {}
+    shapes, window = {"x": (2, 4, 5, 6), "w": (4, 2, 3, 3)}, {"group": 2}
+    wanted = 512 * fused + (512 if order == "NHWC" else 0)
+    assert with_relu(gpu, rng, order, wanted, shapes=shapes, window=window) == (set() if fused else {"add_bias"})
+
+
+@pytest.mark.parametrize(
+    "fused, twins, kernels", [(True, True, set()), (True, False, {"relu"}), (False, True, {"add_bias"})]
+)
+def test_relu_of_images_with_channels_of_zeros(gpu, rng, fused, twins, kernels):
+    gpu.math = "tf32"
+    gpu.fused_plans = {"eng0": (256, (), 0.5)} if fused else {}
+    gpu.relu_plans = {"eng0": (256, (), 0.5)} if twins else {}
+    wide = sum(map(layout.aligned, (2 * 5 * 6 * 16, 4 * 3 * 9 * 4, 4 * 9 * 16)))
+    assert with_relu(gpu, rng, "NHWC", 256 * fused + wide) == kernels
+
+
 IMAGES = {"x": (6, 4, 5, 6), "w": (4, 4, 3, 3), "y": (6, 4, 5, 6)}
 
 
@@ -322,6 +432,18 @@ def test_images_are_taken_in_parts_where_all_need_too_much_workspace(gpu, rng, o
     np.testing.assert_allclose(got, expected(at, gpu), atol=1e-5)
     gpu.restart()
     assert workspace(gpu, "conv_forward", at.x, at.w, None, at.y, **WINDOW)[0] == 4096
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    "fused, twins, kernels", [(True, True, set()), (True, False, {"relu"}), (False, True, {"add_bias"})]
+)
+def test_relu_of_images_in_parts(gpu, rng, order, fused, twins, kernels):
+    large_but_fast(gpu, fused)
+    gpu.relu_plans = {"fast": (lambda images: images * gpu.workspace_limit // 2, (), 1.0)} if twins else {}
+    gpu.workspace_limit = 4096
+    assert with_relu(gpu, rng, order, 4096 + TURNED[order], shapes=IMAGES) == kernels
+    assert {plan.parts for plan in gpu.made.plans.values()} == {3}
 
 
 def test_plans_in_parts_take_no_places_of_others(gpu, rng):
@@ -522,6 +644,8 @@ def test_predictions_look_in_the_files(gpu, rng, caplog):
         nbytes, _ = workspace(gpu, "conv_backward_weights", at.x, at.y, at.w, accumulate=True, **WINDOW)
         assert nbytes == gpu.workspace_limit + 512
     assert gpu.uncertain and len(caplog.records) == 1 and "charged its limit of 64 MiB" in caplog.text
+    specs = [ArraySpec.of(operand) for operand in (at.x, at.w, at.b, at.y)]
+    assert table("cuda")["conv_relu_forward"].workspace_bytes(*specs, device=gpu, **WINDOW) == 12345
     assert gpu.made is None  # cuDNN was not asked for
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from blobmem.ops.cuda.algorithms import WORKSPACE_LIMIT, Key
-from blobmem.ops.cuda.cudnn import barred, build_graph, strides
+from blobmem.ops.cuda.cudnn import RELU, barred, build_graph, strides
 
 WINDOWS = {
     "1d": ((2, 3, 11), (4, 3, 3), (2,), (1,), (2,), 1),
@@ -30,11 +30,11 @@ def key(window, direction="forward", dtype="float32", layout="NCHW", math="fp32"
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("direction", ["forward", "forward+bias", "data", "weights"])
+@pytest.mark.parametrize("direction", ["forward", "forward+bias", RELU, "data", "weights"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_frontend_accepts_the_graph(cudnn, window, direction, dtype, layout):
     problem = key(window, direction, dtype, layout)
-    graph = build_graph(cudnn, problem, fused=direction == "forward+bias")
+    graph = build_graph(cudnn, problem, fused=direction in ("forward+bias", RELU))
     graph.validate()
     dims = {"x": problem.x, "w": problem.w, "y": problem.y}
     for uid, shape in enumerate(dims.values(), 1):

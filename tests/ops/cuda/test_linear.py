@@ -26,6 +26,22 @@ def test_inner_product(cuda, rng, shape, transpose, dtype):
         cuda.compare("inner_product_backward_bias", dy, total, accumulate=accumulate)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_inner_product_and_relu(cuda, rng, shape, bias, dtype):
+    m, k, n = shape
+    x, w, y = rng.normal(size=(m, k)).astype(dtype), rng.normal(size=(n, k)).astype(dtype), np.zeros((m, n), dtype)
+    b = np.full(n, -0.0, dtype) if bias else None
+    w[0], x[-1, 0] = 0, np.nan if m > 1 else 1
+    plain = cuda.run("inner_product_forward", x, w, b, y, transpose=False)[3]
+    begun = len(getattr(cuda.device, "launches", ()))
+    got = cuda.run("inner_product_relu_forward", x, w, b, y, transpose=False)[3]
+    np.testing.assert_array_equal(got, np.maximum(plain, 0))
+    assert np.isnan(got).any() == (m > 1) and (got == 0).any() and not np.signbit(got[got == 0]).any()
+    if hasattr(cuda.device, "launches"):
+        assert cuda.device.launches[begun:] == ["add_bias" if bias else "relu"]
+
+
 def test_the_bias_of_one_row_is_a_copy(cuda, rng, dtype):
     dy = rng.normal(size=(1, 1003)).astype(dtype)
     _, db = cuda.run("inner_product_backward_bias", dy, np.full(1003, np.nan, dtype), accumulate=False)

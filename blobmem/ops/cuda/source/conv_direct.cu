@@ -208,9 +208,12 @@ extern "C" __global__ void backward_weights_6(const T *x, const T *dy, T *dw, i6
                       accumulate);
 }
 
-// What a plan leaves to do: y += b per channel, dw += what the plan made.
-extern "C" __global__ void add_bias(const T *b, T *y, i64 n, i64 channels, i64 plane) {
-  map1_channels(y, y, n, channels, plane, [=](i64 c, T v) { return v + b[c]; });
+// What a plan leaves to do: y += b per channel, with ReLU if wanted; dw += what the plan made.
+extern "C" __global__ void add_bias(const T *b, T *y, i64 n, i64 channels, i64 plane, int relu) {
+  map1_channels(y, y, n, channels, plane, [=](i64 c, T v) {
+    v += b[c];
+    return relu && v <= 0 ? (T)0 : v;
+  });
 }
 
 extern "C" __global__ void add(const T *x, T *y, i64 n) {
