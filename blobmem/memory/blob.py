@@ -350,6 +350,7 @@ class Blob:
             half.array = memory.host_array(view.offset, self._shape, self.dtype)
             half.version = memory.version
         half.epoch = memory.epoch
+        memory.watched = True
         return half.array
 
     def touch_if_held(self) -> None:
@@ -378,6 +379,7 @@ class Blob:
             memory.access(Side.HOST, view.offset, view.nbytes, Intent.READ)
             half.frozen = memory.host_array(view.offset, self._shape, self.dtype, writeable=False)
             half.frozen_epoch = memory.epoch
+            memory.watched = True
         return half.frozen
 
     def _address(self, half: _Half, intent: Intent) -> int:

