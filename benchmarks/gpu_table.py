@@ -59,6 +59,28 @@ groups of steps: `Solver.step`, `Solver.test` (one pass), and each step followed
 | net, train / test batch | math | what | separate | shared | ratio |
 | --- | --- | --- | ---: | ---: | ---: |
 """
+FOOTPRINT = """
+## The test net beside its train net
+
+`{command}`
+
+on {machine}. What the test net adds on the card to a train net that has run an iteration, in MiB: as predicted, after
+its first iteration by our statistics, by the driver's chunks that we hold, by what the driver and NVML say is in use.
+The scheme `weights` is Caffe's, `blobs` ours; not ours is what CUDA's context and libraries hold beside.
+
+| net, train / test batch | scheme | train net | test net adds | measured | in chunks | driver | NVML | not ours |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+MNIST = """
+## LeNet on all of MNIST
+
+`{command}`
+
+on {machine}. Trained on 60,000 images from LMDB by Caffe's schedule, tested on 10,000.
+
+| seed | math | iterations | seconds | accuracy |
+| ---: | --- | ---: | ---: | ---: |
+"""
 MANY = """
 ## Many GPUs at once
 
@@ -80,7 +102,8 @@ def sections(results: Path) -> str:
     """One section for each file that is there."""
     parts: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
         ("gpu.json", gpu), ("link.json", link), ("feeding.json", feeding),
-        ("sharing.json", sharing), ("many_gpus.json", many_gpus),
+        ("sharing.json", sharing), ("footprint.json", footprint), ("mnist.json", mnist),
+        ("many_gpus.json", many_gpus),
     )  # fmt: skip
     return "".join(make(json.loads((results / name).read_text())) for name, make in parts if (results / name).exists())
 
@@ -181,6 +204,25 @@ def sharing(report: dict[str, Any]) -> str:
         f"| {row['shared'][figure]['ms']:.3f} | {row['ratios'][figure]:.4f} |\n"
         for row in report["results"]
         for figure, title in FIGURES.items()
+    )
+
+
+def footprint(report: dict[str, Any]) -> str:
+    """What a test net adds, by several counts."""
+    counts = ("train", "extra", "extra_measured", "extra_mapped", "extra_driver", "extra_nvml", "others")
+    return FOOTPRINT.format(command=report["command"], machine=_machine(report)) + "".join(
+        f"| {_name(row)} / {row['test_batch']} | {row['scheme']} | "
+        + " | ".join("-" if row[key] is None else f"{row[key] / 2**20:.1f}" for key in counts)
+        + " |\n"
+        for row in report["results"]
+    )
+
+
+def mnist(report: dict[str, Any]) -> str:
+    """Accuracies."""
+    return MNIST.format(command=report["command"], machine=_machine(report)) + "".join(
+        f"| {row['seed']} | {row['math']} | {row['iterations']} | {row['train_s']:.1f} | {row['accuracy']:.2%} |\n"
+        for row in report["results"]
     )
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import blobmem
-from benchmarks import clock, feeding, gpu, gpu_table, inputs, link, many_gpus, sharing
+from benchmarks import clock, feeding, footprint, gpu, gpu_table, inputs, link, many_gpus, mnist, sharing
 from blobmem import SimulatedDevice
 
 ROOT = Path(__file__).parents[1]
@@ -125,6 +125,27 @@ def test_shared_and_separate_nets_take_turns_and_differ_in_memory(tmp_path):
     assert result["shared"]["held_mib"] < result["separate"]["held_mib"]
     (tmp_path / "sharing.json").write_text(json.dumps({"command": "x", "machine": {}, "results": [result]}))
     assert f"| LeNet, 4 / 6 | fp32 | test | {result['separate']['test']['ms']:.3f} |" in gpu_table.sections(tmp_path)
+
+
+def test_what_a_test_net_adds_is_measured_where_it_can_be(tmp_path):
+    rows = footprint.measure("lenet:4", 4, "simulated")
+    assert [row["scheme"] for row in rows] == ["separate", "weights", "blobs"]
+    assert all(row["extra"] == row["extra_measured"] for row in rows)
+    assert rows[0]["extra"] > rows[1]["extra"] > rows[2]["extra"]
+    (tmp_path / "footprint.json").write_text(json.dumps({"command": "x", "machine": {}, "results": rows}))
+    assert "| LeNet, 4 / 4 | blobs | 5.7 | 0.0 | 0.0 | - | - | - | - |" in gpu_table.sections(tmp_path)
+
+
+def test_lenet_is_trained_and_tested_on_what_a_folder_has(tmp_path, monkeypatch):
+    out = tmp_path / "mnist.json"
+    folder = str(ROOT / "models" / "lenet" / "mnist")
+    monkeypatch.setattr(
+        sys, "argv", ["mnist.py", folder, "--device", "cpu", "--iterations", "2", "--seeds", "1", "--out", str(out)]
+    )
+    mnist.main()
+    (row,) = json.loads(out.read_text())["results"]
+    assert row["test_images"] == 2000 and 0 <= row["accuracy"] <= 1
+    assert f"| 1 | fp32 | 2 | {row['train_s']:.1f} | {row['accuracy']:.2%} |" in gpu_table.sections(tmp_path)
 
 
 def test_the_two_phases_have_inputs_of_their_own_batches():
