@@ -260,6 +260,8 @@ def host_bytes(array: Any, device: str) -> np.ndarray:
     """
     if not isinstance(array, np.ndarray):
         return np.frombuffer(array, np.uint8)
+    if array.ndim == 1 and array.itemsize == 1 and array.strides == (1,) and array.dtype == np.uint8:
+        return array  # at once, as memories have theirs
     if not array.flags.c_contiguous:
         if not array.flags.f_contiguous:
             raise DeviceError(
@@ -267,4 +269,4 @@ def host_bytes(array: Any, device: str) -> np.ndarray:
                 f"not contiguous; copy through np.ascontiguousarray(array)"
             )
         array = array.T
-    return array if array.dtype == np.uint8 and array.ndim == 1 else array.reshape(-1).view(np.uint8)
+    return array.reshape(-1).view(np.uint8)

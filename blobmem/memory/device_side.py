@@ -199,5 +199,5 @@ class DeviceSide:
         return ended_user
 
     def drop_finished(self) -> None:
-        if any(flight.finished for flight in self.flights):
+        if self.flights:
             self.flights = [flight for flight in self.flights if not flight.finished]

@@ -281,6 +281,11 @@ class SyncedMemory:
         if not self._range(start, stop):
             return
         self._grow_host(stop)
+        if intent is _READ and self._host.seals is None and self._extents.at(start, stop) == _DEVICE:  # the most usual
+            if self._far.flights and self._far.land_for_host(start, stop, True, True):
+                self.epoch += 2
+            self._bring_to_host(start, stop, _DEVICE)
+            return
         missing = [run for run in self._extents.runs(start, stop) if not run[2] & _HOST]
         brings = intent is not _OVERWRITE
         fetches = brings and any(bits == _DEVICE for _, _, bits in missing)
@@ -311,14 +316,16 @@ class SyncedMemory:
         if not self._range(start, stop):
             return self._far.address and self._far.address + start
         self._grow_device(stop)
-        runs = list(self._extents.runs(start, stop))
+        far, bits = self._far, self._extents.at(start, stop)
+        runs = [(start, stop, bits)] if bits is not None else list(self._extents.runs(start, stop))
         missing = [run for run in runs if not run[2] & _DEVICE]
-        self._far.drop_finished()
-        if self._far.order(start, stop, intent is not _READ or bool(missing), stream):
-            self.epoch += 2
+        if far.flights:
+            far.drop_finished()
+            if far.order(start, stop, intent is not _READ or bool(missing), stream):
+                self.epoch += 2
         if self._host.seals is not None:
             self._host.verify(start, stop, self._name)
-        if intent is not _OVERWRITE:
+        if missing and intent is not _OVERWRITE:
             self._bring_to_device(missing, stream)
         if intent is not _READ:
             self._put(start, stop, _DEVICE)
