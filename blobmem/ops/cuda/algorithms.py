@@ -30,11 +30,13 @@ except ImportError:  # Windows: processes that search at one time may each time 
 
 SHIPPED = Path(__file__).parent / "algorithms"
 
-WORKSPACE_LIMIT = 512 << 20
-"""Bytes of workspace that a plan may take unless the device says otherwise: one workspace serves a whole net, and a
-plan takes more only where it is faster by 3%. With half of it CaffeNet's float32 convolutions are a third slower."""
+WORKSPACE_LIMIT = 1536 << 20
+"""Bytes of workspace that a plan may take unless the device says otherwise. One workspace serves a whole net, so what
+is beyond a third of it (`Key.modest`) has to be worth it. With half of that CaffeNet's float32 convolutions are a third
+slower, and without what is beyond VGG-16's are behind PyTorch's by a fifth."""
 
 NEARLY = 1.03  # times the fastest plan's time is as good: less workspace decides, and timing noise does not
+WORTH = 1.5  # times as fast as all modest plans is one that may take more
 
 ALIGNMENT = 16  # bytes, of arrays that cuDNN's plans are told nothing about
 
@@ -69,6 +71,11 @@ class Key(NamedTuple):
     math: str
     deterministic: bool
     limit: int
+
+    @property
+    def modest(self) -> int:
+        """Bytes of workspace that may be taken for little."""
+        return self.limit // 3
 
     @property
     def y(self) -> Shape:
@@ -116,10 +123,16 @@ class Choice(NamedTuple):
     ms: float
 
 
-def choose(timed: Iterable[tuple[Candidate, float]]) -> Choice:
-    """Of the plans within 3% of the fastest that with the least workspace, then the lowest number."""
+def choose(timed: Iterable[tuple[Candidate, float]], modest: int) -> Choice:
+    """Of the plans within 3% of the fastest that with the least workspace, then the lowest number.
+
+    Plans that want more than `modest` bytes count only if one of them is 1.5 times as fast as all others.
+    """
     timed = list(timed)
     fastest = min(ms for _, ms in timed)
+    small = [(candidate, ms) for candidate, ms in timed if candidate.workspace <= modest]
+    if small and (least := min(ms for _, ms in small)) < fastest * WORTH:
+        timed, fastest = small, least
     near = [(candidate, ms) for candidate, ms in timed if ms <= fastest * NEARLY]
     best, ms = min(near, key=lambda item: (item[0].workspace, item[0].number))
     return Choice(best.plan, best.number, best.workspace, round(ms, 5))
@@ -164,7 +177,7 @@ class Registry:
             timed = [(c, ms) for c in candidates if (ms := measure(c)) is not None]
             if not timed:
                 raise DeviceError(f"no plan can run the convolution {key.text}")
-            choice = choose(timed)
+            choice = choose(timed, key.modest)
             self._write(key.text, choice)
             return choice
 

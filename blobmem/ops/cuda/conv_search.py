@@ -16,7 +16,7 @@ import numpy as np
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.devices.cuda.calls import bindings, check
 from blobmem.errors import DeviceError
-from blobmem.ops.cuda.algorithms import DIRECT, NEARLY, Candidate, Key
+from blobmem.ops.cuda.algorithms import DIRECT, NEARLY, WORTH, Candidate, Key
 from blobmem.ops.cuda.conv_direct import (
     add,
     add_bias,
@@ -108,7 +108,7 @@ class Search:
         self.arrays: list[CudaArray] = []
         self._cold: CudaArray
         self._sample: _Sample
-        self._best = math.inf
+        self._best = [math.inf, math.inf]  # ms of the best plan that is modest, and of the best that is not
         self._listed: list[_Built] = []
         for fused in (True, False) if key.direction == "forward+bias" else (False,):
             self._listed += self._built(fused)
@@ -132,30 +132,35 @@ class Search:
             for number, built in enumerate(listed):
                 name = in_parts(built.name, built.parts)
                 yield Candidate(name, number, built.workspace, self._runner(built))
-            if self._best == math.inf or (key.group > 1 and key.w[1] == 1):
+            if min(self._best) == math.inf or (key.group > 1 and key.w[1] == 1):
                 yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, self.arrays[:4]))
 
     def _built(self, fused: bool) -> Iterator[_Built]:
-        """The plans that can be built; those that want too large a workspace with the images in parts."""
+        """The plans that can be built; those whose workspace is not modest with the images in parts, and last as they
+        are, within the limit."""
         found = 0
         large: dict[str, int] = {}
+        whole: list[_Built] = []
         for index, name, graph in self.cudnn.listed(self.key, fused):
             if found < _MOST and self.cudnn.built(graph, index):
                 workspace = int(graph.get_workspace_size_plan_at_index(index))
-                if workspace <= self.key.limit:
+                if workspace <= self.key.modest:
                     found += 1
                     yield _Built(graph, index, name, workspace, 1)
                 elif len(large) < _MOST:
                     large[name] = workspace
+                    if workspace <= self.key.limit:
+                        whole.append(_Built(graph, index, name, workspace, 1))
         for parts in range(2, self.key.x[0] + 1):
-            names = {name for name, workspace in large.items() if workspace <= self.key.limit * parts}
+            names = {name for name, workspace in large.items() if workspace <= self.key.modest * parts}
             if names and self.key.parts_into(parts):
                 for index, name, graph in self.cudnn.listed(self.key.part(parts), fused):
                     if name in names and self.cudnn.built(graph, index):
                         workspace = int(graph.get_workspace_size_plan_at_index(index))
-                        if workspace <= self.key.limit:
+                        if workspace <= self.key.modest:
                             del large[name]
                             yield _Built(graph, index, name, workspace, parts)
+        yield from whole
 
     def _runner(self, built: _Built) -> Callable[[], None]:
         """Runs a plan as the op would, the bias and the sum of the parts included."""
@@ -188,14 +193,16 @@ class Search:
 
         The least, as other processes' work on the card can only add to a time. Only what may be chosen is checked.
         """
+        large = candidate.workspace > self.key.modest
+        best = min(self._best[1], self._best[0] / WORTH) if large else self._best[0]
         try:
-            ms = least(lambda: self._time(candidate), self._best)
-            if ms <= self._best * NEARLY and not self.is_right(candidate):
+            ms = least(lambda: self._time(candidate), best)
+            if ms <= best * NEARLY and not self.is_right(candidate):
                 return None
         except (*self.cudnn.errors, DeviceError):
             self.device.synchronize()  # says so if it was the GPU that failed
             return None
-        self._best = min(self._best, ms)
+        self._best[large] = min(self._best[large], ms)
         return ms
 
     def is_right(self, candidate: Candidate) -> bool:

@@ -61,7 +61,14 @@ def test_texts_differ_where_anything_does():
     ],
 )
 def test_nearly_as_fast_with_less_workspace_wins(timed, chosen):
-    assert algorithms.choose(timed).plan == chosen
+    assert algorithms.choose(timed, 100).plan == chosen
+
+
+@pytest.mark.parametrize("ms, chosen", [(1.0, "small"), (0.67, "small"), (0.66, "large"), (0.1, "large")])
+def test_much_workspace_has_to_be_worth_it(ms, chosen):
+    timed = [(plan("slow", 0, 50), 2.0), (plan("small", 1, 100), 1.0), (plan("large", 2, 101), ms)]
+    assert algorithms.choose(timed, 100).plan == chosen
+    assert algorithms.choose(timed[2:], 100).plan == "large"
 
 
 def test_the_second_search_measures_nothing(cache):
