@@ -136,11 +136,10 @@ class Search:
                 yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, self.arrays[:4]))
 
     def _built(self, fused: bool) -> Iterator[_Built]:
-        """The plans that can be built; those whose workspace is not modest with the images in parts, and last as they
-        are, within the limit."""
+        """The plans that can be built; those whose workspace is not modest with the images in so few parts that it is,
+        and last in so few that it is within the limit."""
         found = 0
         large: dict[str, int] = {}
-        whole: list[_Built] = []
         for index, name, graph in self.cudnn.listed(self.key, fused):
             if found < _MOST and self.cudnn.built(graph, index):
                 workspace = int(graph.get_workspace_size_plan_at_index(index))
@@ -149,18 +148,20 @@ class Search:
                     yield _Built(graph, index, name, workspace, 1)
                 elif len(large) < _MOST:
                     large[name] = workspace
-                    if workspace <= self.key.limit:
-                        whole.append(_Built(graph, index, name, workspace, 1))
-        for parts in range(2, self.key.x[0] + 1):
-            names = {name for name, workspace in large.items() if workspace <= self.key.modest * parts}
-            if names and self.key.parts_into(parts):
+        for most in (self.key.modest, self.key.limit):
+            yield from self._in_parts(fused, dict(large), most)
+
+    def _in_parts(self, fused: bool, large: dict[str, int], most: int) -> Iterator[_Built]:
+        """Plans, by name and the workspace for all images, with these in the fewest parts that need at most so much."""
+        for parts in range(1, self.key.x[0] + 1):
+            names = {name for name, workspace in large.items() if workspace <= most * parts}
+            if names and (parts == 1 or self.key.parts_into(parts)):
                 for index, name, graph in self.cudnn.listed(self.key.part(parts), fused):
                     if name in names and self.cudnn.built(graph, index):
                         workspace = int(graph.get_workspace_size_plan_at_index(index))
-                        if workspace <= self.key.modest:
+                        if workspace <= most:
                             del large[name]
                             yield _Built(graph, index, name, workspace, parts)
-        yield from whole
 
     def _runner(self, built: _Built) -> Callable[[], None]:
         """Runs a plan as the op would, the bias and the sum of the parts included."""

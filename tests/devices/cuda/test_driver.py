@@ -3,7 +3,6 @@
 import ctypes
 import enum
 import functools
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -317,22 +316,15 @@ def test_on_a_gpu(gpu_space):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_growth_by_a_gib_on_a_gpu(gpu_space, shared):
-    """Where it is, in under 0.2 ms; with a crowded last chunk, a copy of part of it comes on top."""
+    """Where it is, with a crowded last chunk, too, of which it copies its part; benchmarks/link.py times it."""
     space = gpu_space
     size = 1 << 30
-    times = []
     for _ in range(12):
         first = space.allocate(old := size + MIB if shared else size)
         second = space.allocate(size + MIB) if shared else 0
-        start = time.perf_counter()
-        grown = space.grow(first, old, old + size)
-        times.append(time.perf_counter() - start)
-        assert grown == first
+        assert space.grow(first, old, old + size) == first
+        assert space.physical_bytes < old + size + (size + MIB if shared else 0) + 2 * CHUNK
         space.free(first)
         if second:
             space.free(second)
     assert space.physical_bytes == 0
-    median = sorted(times)[len(times) // 2]
-    print(f"growth by 1 GiB: {median * 1e3:.3f} ms")
-    # what others share its last chunk with makes it move that chunk first; other tests may run beside
-    assert median < (5e-3 if shared else 1e-3)
