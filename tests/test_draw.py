@@ -12,7 +12,8 @@ from blobmem.proto.text import read_net
 
 MODELS = Path(__file__).parents[1] / "models"
 # pydot takes seconds to read the text of a large net
-PATHS = sorted(path for name in ("lenet", "caffenet", "squeezenet") for path in (MODELS / name).glob("[dt]*.prototxt"))
+NAMES = ("lenet/deploy", "lenet/train_val", "caffenet/train_val", "squeezenet/deploy")
+PATHS = [MODELS / f"{name}.prototxt" for name in NAMES]
 NET = """
 name: "a \\"net\\""
 layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN } data_param { batch_size: 64 } }

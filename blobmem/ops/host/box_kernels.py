@@ -183,7 +183,8 @@ def write_detections(boxes, scores, kept, counts, rows):
             for k in range(counts[n, c]):
                 p = kept[n, c, k]
                 rows[row, 0], rows[row, 1], rows[row, 2] = n, c, scores[n, p, c]
-                rows[row, 3:] = boxes[n, c if places > 1 else 0, p]
+                for i in range(4):
+                    rows[row, 3 + i] = boxes[n, c if places > 1 else 0, p, i]
                 row += 1
     return row
 
@@ -198,7 +199,8 @@ def write_regions(boxes, scores, kept, regions, region_scores, with_scores):
             if p < 0:
                 break
             regions[row, 0] = n
-            regions[row, 1:] = boxes[n, 0, p]
+            for i in range(4):
+                regions[row, 1 + i] = boxes[n, 0, p, i]
             if with_scores:
                 region_scores[row] = scores[n, p, 0]
             row += 1

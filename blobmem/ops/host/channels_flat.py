@@ -76,7 +76,9 @@ def normalize_columns(start, stop, scratch, x, y, xhat, keep, outer, channels, m
             for c in range(ys.size):
                 ys[c] = (xs[c] - means[c]) * spread[c]
             if keep:
-                xhat[at:end] = ys
+                kept = xhat[at:end]
+                for c in range(kept.size):
+                    kept[c] = ys[c]
 
 
 @kernel

@@ -1,7 +1,8 @@
 """The decorators for compiled kernels, so that how they are compiled and cached is said in one place.
 
 A loop only becomes vector code when its indices are known not to be negative (they would count from an array's end):
-hot loops run from 0 over a slice.
+hot loops run from 0 over a slice. An array is copied by a loop too: for `to[:] = array` numba compiles the text
+of an error about shapes, seconds in every process that compiles such a kernel.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def reducing_part(function: Callable[..., Any]) -> Callable[..., Any]:
     return njit(fastmath=_REDUCING, **_ALWAYS, **_NO_WRAPPERS)(function)
 
 
-_ALWAYS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-_NO_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_ALWAYS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # nothing calls them from C
+_NO_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True}
 _PLAIN = {"contract"}
 _REDUCING = {"contract", "reassoc", "nsz", "nnan"}
