@@ -60,7 +60,8 @@ class SyncedMemory:
             the same, making it again would do nothing and give the same address and pages. It goes up, by 2 or more;
             only a `clear` of bytes that the device alone has may move it by 1, which their next overwriting undoes.
         version: moves when the host's pages or the device's address do.
-        writer: whatever `set_writer` was last given.
+        writer: what `set_writer` was last given; blobs of another owner have it say why they cannot be used
+            (`about_blob`).
         shared: a mark for those who share memories between nets; nothing here looks at it.
         reordered: bytes that a schedule keeps in another order; whoever accesses them here gets them as they are.
     """
@@ -177,8 +178,8 @@ class SyncedMemory:
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.name!r}, size={self._size}, head={self.head}, cpu_capacity={self.cpu_capacity}, "
-            f"gpu_capacity={self.gpu_capacity}, device={self.device.name})"
+            f"{type(self).__name__}({self.name!r}, size={self._size}, head={self.head}, "
+            f"cpu_capacity={self.cpu_capacity}, gpu_capacity={self.gpu_capacity}, device={self.device.name})"
         )
 
     # The calls without a view
