@@ -186,10 +186,10 @@ class Slot(SyncedMemory):
     # Capacity
 
     def reserve(self, side: Side, nbytes: int) -> None:
-        self._arena.reserve(side, self._at(0, nbytes))
+        self._arena.reserve(side, self._at(0, nbytes) + nbytes)
 
     def unreserve(self, side: Side, nbytes: int) -> None:
-        self._arena.unreserve(side, self._at(0, nbytes))
+        self._arena.unreserve(side, self._at(0, nbytes) + nbytes)
 
     def trim(self) -> int:
         """Nothing: the arena's `trim` gives back what no slot needs."""

@@ -72,6 +72,7 @@ class Net(Access, Placement):
         phase: TRAIN or TEST.
         device: where it computes now.
         memory: as given.
+        kept: names of the blobs that stay readable whatever `memory` is.
         param: the NetParameter that it was built from, splits inserted.
         debug_info: log the mean absolute value of what each layer writes.
 
@@ -152,7 +153,7 @@ class Net(Access, Placement):
         self._name_blobs()
         self._arena = self._new_arena()
         self._plan: Plan | None = None
-        self._keep = self._checked_names(keep)
+        self.kept = self._checked_names(keep)
         self._fill(params_from)
         if any(layer.blobs for layer in self.param.layer):  # a model with its values, as a caffemodel is
             self.copy_trained_layers_from(self.param)
@@ -202,10 +203,10 @@ class Net(Access, Placement):
         return Arena()
 
     def _checked_names(self, names: Iterable[str]) -> frozenset[str]:
-        for name in (names := list(names)):
-            if name not in self.blobs and name not in self.internals:
-                raise NetError(f"keep: no blob '{name}' in {self.identity}; blobs: {', '.join(self.blobs)}")
-        return frozenset(names)
+        kept = frozenset(names)
+        for name in sorted(kept - {*self.blobs, *self.internals}):
+            raise NetError(f"keep: no blob '{name}' in {self.identity}; blobs: {', '.join(self.blobs)}")
+        return kept
 
     def _calls(self) -> tuple[list[Call], list[Call]]:
         if self.device.family != "host":
@@ -276,7 +277,7 @@ class Net(Access, Placement):
 
     def _read_after(self) -> list[SyncedMemory]:
         """The memories that somebody may read after a pass, whatever became of the others."""
-        kept = [blob for name, blob in (*self.blobs.items(), *self.internals.items()) if name in self._keep]
+        kept = [blob for name, blob in (*self.blobs.items(), *self.internals.items()) if name in self.kept]
         data = [*(self.blobs[name] for name in self.outputs), *self.losses(), *kept]
         diffs = [*(self.blobs[name] for name in self.inputs), *kept]
         return [blob.data_view.memory for blob in data] + [b.diff_view.memory for b in diffs if b.has_diff]
