@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from blobmem.devices import Device
-from blobmem.memory import SyncedMemory, View
+from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.extents import Extents
 from blobmem.memory.reordered import Reordered
 from blobmem.memory.slot import Slot
@@ -38,12 +38,14 @@ class Arena:
             self._memory = SyncedMemory(0, device, name="arena", pinnable=False)
         return self._memory
 
-    def enter(self, plan: Plan) -> None:
-        """A pass under this plan begins: the arrays of other plans have no bytes any more."""
-        if self._last is not plan:
-            if self._last is not None:
-                self._last.spend(self._last.memories)
-            self._last = plan
+    def enter(self, plan: Plan) -> bool:
+        """A pass under this plan begins: the arrays of other plans have no bytes any more. Whether that is news."""
+        if self._last is plan:
+            return False
+        if self._last is not None:
+            self._last.spend(self._last.memories)
+        self._last = plan
+        return True
 
 
 class _Tenant(NamedTuple):
@@ -83,7 +85,7 @@ class Plan:
 
     def __init__(self, net: Net, schedules: Sequence[Schedule], keep: Iterable[SyncedMemory], arena: Arena) -> None:
         self._arena, self.spent = arena, Spent(net.memory)
-        self._bytes = arena.memory(net.device)
+        self._bytes, self._side = arena.memory(net.device), schedules[0].side
         units = [schedule.units() for schedule in schedules]
         steps = list(chain.from_iterable(units))
         used = dict.fromkeys(_memories(call for step in steps for call in step.calls))
@@ -164,8 +166,12 @@ class Plan:
                 span.spent.append(tenant.memory)
 
     def begin(self, span: Span) -> None:
-        """The span is about to run."""
-        self._arena.enter(self)
+        """The span, which has been secured, is about to run."""
+        if self._arena.enter(self):
+            # all at once, so that the epoch does not move with each array, and steps need not look again
+            stream = self._bytes.device.compute_stream() if self._side is Side.DEVICE else None
+            for intent in (Intent.OVERWRITE, Intent.READ):
+                self._bytes.access(self._side, 0, self.nbytes, intent, stream)
         self.spend(span.overrun)
 
     def spend(self, memories: Iterable[SyncedMemory]) -> None:
