@@ -280,7 +280,7 @@ class Net(Access, Placement):
         kept = [blob for name, blob in (*self.blobs.items(), *self.internals.items()) if name in self.kept]
         data = [*(self.blobs[name] for name in self.outputs), *self.losses(), *kept]
         diffs = [*(self.blobs[name] for name in self.inputs), *kept]
-        return [blob.data_view.memory for blob in data] + [b.diff_view.memory for b in diffs if b.has_diff]
+        return [blob.data_view.memory for blob in data] + [blob.diff_view.memory for blob in diffs]
 
     def _present_shapes(self) -> list[tuple[int, ...]]:
         return [blob.shape for blob in self.blobs.values()]
