@@ -117,7 +117,8 @@ class Slot(SyncedMemory):
         if offset + nbytes > self.place.nbytes:
             raise BlobmemError(
                 f"bytes {offset} to {offset + nbytes} of '{self._name}' are beyond the {self.place.nbytes} that it was "
-                f"given when its net was planned: run the net forward, or net.reshape(), which plans anew"
+                f"given when its net was planned: run the net forward, or net.reshape(), which plans anew, or build it "
+                f"with keep=['{self._name}']"
             )
         return self.place.offset + offset
 

@@ -265,7 +265,7 @@ class Net(Access, Placement):
         )
         self._spans = {}
         if self._arena is not None:
-            self._plan = Plan(self, self._schedules, self._read_after(), self._arena)
+            self._plan = Plan(self, self._schedules, self._read_after(), self._arena.memory(self.device))
         return self._schedules
 
     def _end_plan(self) -> None:
@@ -488,10 +488,10 @@ class Net(Access, Placement):
                 callback(index)
 
     def _run_span(self, span: Span) -> None:
-        if self._plan is None:
+        if self._plan is None or self._arena is None:
             span.schedule.run(span.start, span.stop)
         else:
-            self._plan.begin(span)
+            self._plan.begin(span, self._arena)
             span.schedule.run(span.start, span.stop)
             self._plan.spend(span.spent)
 

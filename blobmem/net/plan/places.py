@@ -74,7 +74,7 @@ class Plan:
         net: whose blobs these are.
         schedules: of the pass, in order.
         keep: memories that somebody reads after the pass, which stay where they are.
-        arena: where the others take turns.
+        arena: the bytes where the others take turns.
 
     Attributes:
         nbytes: bytes of the arena that it takes.
@@ -83,9 +83,11 @@ class Plan:
         spent: the writer of those that have no bytes now.
     """
 
-    def __init__(self, net: Net, schedules: Sequence[Schedule], keep: Iterable[SyncedMemory], arena: Arena) -> None:
-        self._arena, self.spent = arena, Spent(net.memory)
-        self._bytes, self._side = arena.memory(net.device), schedules[0].side
+    def __init__(
+        self, net: Net, schedules: Sequence[Schedule], keep: Iterable[SyncedMemory], arena: SyncedMemory
+    ) -> None:
+        self.spent = Spent(net.memory)
+        self._bytes, self._side = arena, schedules[0].side
         units = [schedule.units() for schedule in schedules]
         steps = list(chain.from_iterable(units))
         used = dict.fromkeys(_memories(call for step in steps for call in step.calls))
@@ -165,9 +167,9 @@ class Plan:
             if tenant.memory is not None and tenant.meets(later):
                 span.spent.append(tenant.memory)
 
-    def begin(self, span: Span) -> None:
+    def begin(self, span: Span, arena: Arena) -> None:
         """The span, which has been secured, is about to run."""
-        if self._arena.enter(self):
+        if arena.enter(self):
             # all at once, so that the epoch does not move with each array, and steps need not look again
             stream = self._bytes.device.compute_stream() if self._side is Side.DEVICE else None
             for intent in (Intent.OVERWRITE, Intent.READ):

@@ -1,5 +1,6 @@
 """Nets whose arrays take turns: the same bits, never another array's numbers, and no byte more than the plan."""
 
+import gc
 import logging
 import random
 import threading
@@ -512,17 +513,35 @@ def test_an_arena_each_holds_both(monkeypatch):
     assert held(other) - held(device) == sum(sizes) - max(sizes)
 
 
+def test_nets_that_are_gone_hold_nothing():
+    """At once, without the collector of cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        device = SimulatedDevice()
+        nets = build_nets(CHAIN, device=device, seed=3, memory="train")
+        iterate_all(nets)
+        values, loss = nets.train.blobs["act1"], nets.tests[0].blobs["loss"]
+        del nets
+        assert loss.cpu_data() > 0
+        with pytest.raises(SharedBlobError, match="has no bytes now"):
+            values.cpu_data()
+        del values, loss
+        assert held(device) == 0
+    finally:
+        gc.enable()
+
+
 def test_a_pass_takes_what_the_plan_says_or_nothing():
     """Room for exactly that, and for one byte less."""
-    device = SimulatedDevice()
-    iterate(chain(device, "train"))
-    plan = held(device)
-    exact = SimulatedDevice(capacity=plan)
-    iterate(chain(exact, "train"))
-    assert held(exact) == exact.statistics.peak_bytes == plan
-    short = chain(SimulatedDevice(capacity=plan - 512), "train")
+    net = chain(SimulatedDevice(), "train")
+    iterate(net)
+    plan = held(net.device)
+    exact = chain(SimulatedDevice(capacity=plan), "train")
+    iterate(exact)
+    assert held(exact.device) == exact.device.statistics.peak_bytes == plan > 0
+    short = chain(SimulatedDevice(capacity=plan - 1), "train")
     with pytest.raises(OutOfDeviceMemory):
-        iterate(short)
         iterate(short)
 
 
