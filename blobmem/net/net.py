@@ -366,7 +366,7 @@ class Net(Access, Placement):
             carried = [(layer, layer.state_dict()) for layer in self._rewound[first : last + 1] if layer is not None]
             with self._taken_back(carried, span):
                 self._upload_inputs()
-                self.group.claim(self.identity, span.written)
+                self.group.claim(self.identity, span.left)
                 dynamic = [index for index in self._dynamic if first <= index <= last] if self.device.compute else []
                 if dynamic:
                     self._run_in_parts(first, last, dynamic)
@@ -447,7 +447,7 @@ class Net(Access, Placement):
             self._warn_of_stale_reads(*self.compiled(last, first))
             secure(span.missing())
             self.group.check(self.identity, span.first_uses)
-            self.group.claim(self.identity, span.written)
+            self.group.claim(self.identity, span.left)
             try:
                 self._run(span, True, range(first, last - 1, -1))
             except BaseException:
@@ -480,7 +480,7 @@ class Net(Access, Placement):
         for index, part in zip(layers, parts, strict=True):
             for callback in before:
                 callback(index)
-            self.group.claim(self.identity, part.written)
+            self.group.claim(self.identity, part.left)
             self._run_span(part)
             if logs:
                 self._log_layer(self.nodes[index], backward)

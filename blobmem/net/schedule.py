@@ -552,11 +552,14 @@ class Span:
     Attributes:
         first_uses: of each memory, whether its first use replaces all that is used of it.
         written: the memories that it writes.
+        left: those of them that have their bytes at its end.
+        spent: those whose bytes others have at its end.
         overrun: memories that it does not write, whose bytes it gives to others.
-        spent: memories that it writes, whose bytes others have at its end.
     """
 
-    __slots__ = ("_blob_needs", "_scratch", "first_uses", "overrun", "schedule", "spent", "start", "stop", "written")
+    __slots__ = (
+        "_blob_needs", "_scratch", "first_uses", "left", "overrun", "schedule", "spent", "start", "stop", "written",
+    )  # fmt: skip
 
     def __init__(self, schedule: Schedule, start: int, stop: int) -> None:
         self.schedule = schedule
@@ -566,8 +569,9 @@ class Span:
         self._scratch = schedule.scratch_bytes(start, stop)
         self.first_uses = first_uses(calls)
         self.written = {view.memory: None for item in calls for view in item.writes}
-        self.overrun: list[SyncedMemory] = []
+        self.left = self.written
         self.spent: list[SyncedMemory] = []
+        self.overrun: list[SyncedMemory] = []
 
     @property
     def needs(self) -> list[Need]:

@@ -166,6 +166,8 @@ class Plan:
                 coming.pop().take(later)
             if tenant.memory is not None and tenant.meets(later):
                 span.spent.append(tenant.memory)
+        spent = {*span.spent}
+        span.left = dict.fromkeys(memory for memory in span.written if memory not in spent)
 
     def begin(self, span: Span, arena: Arena) -> None:
         """The span, which has been secured, is about to run."""
@@ -179,7 +181,7 @@ class Plan:
     def spend(self, memories: Iterable[SyncedMemory]) -> None:
         """Those of the memories that take turns have no bytes any more."""
         for memory in memories:
-            if memory in self.memories:
+            if memory.writer is not self.spent and memory in self.memories:
                 memory.set_writer(self.spent)
 
     def end(self, net: Net) -> None:
