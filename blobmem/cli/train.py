@@ -162,7 +162,8 @@ class Session:
         if self.args.no_share:
             human = f"Test net {index} shares parameters with the train net, and no blobs (--no-share)"
         else:
-            arrays = f"{len(report.shared)} arrays" if self.args.memory == "keep" else "the bytes of its arrays"
+            by_name = self.args.memory == "keep" or report.shared or report.unshared
+            arrays = f"{len(report.shared)} arrays" if by_name else "the bytes of its arrays"
             human = f"Test net {index} shares its parameters and {arrays} with {others}"
             for reason, names in by_reason(report.unshared).items():
                 human += f"\n  not shared: {', '.join(names)} ({reason})"

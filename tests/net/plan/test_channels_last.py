@@ -38,7 +38,9 @@ def assert_same(one, other):
 def test_the_same_bits_with_a_test_pass_between(name):
     traces = []
     for memory in ("keep", "train"):
-        nets = build_nets(NETS / f"{name}.prototxt", device=device(), seed=3, memory=memory, train_batch=2)
+        nets = build_nets(
+            NETS / f"{name}.prototxt", device=device(), seed=3, memory=memory, train_batch=2, test_batches=[1]
+        )
         trace = []
         for _ in range(2):
             trace += [*iterate(nets.train), nets.tests[0].run_forward()]
@@ -54,7 +56,10 @@ def test_what_is_read_was_turned_over_or_is_refused():
     """After each layer: every blob that is there has the numbers that it has in a net that keeps all."""
     seen = {}
     for memory in ("keep", "train"):
-        net, numbers = Net(NETS / "inception_small.prototxt", TRAIN, device=device(), seed=3, memory=memory), {}
+        net, numbers = (
+            Net(NETS / "inception_small.prototxt", TRAIN, device=device(), seed=3, memory=memory, batch=2),
+            {},
+        )
         seen[memory] = numbers
 
         def look(index, net=net, numbers=numbers):
@@ -88,7 +93,7 @@ def test_from_the_second_pass_on_no_more_steps_look_again_than_where_all_is_kept
     """An array that is used in both orders has to; those that lie over it need not."""
     counts = []
     for memory in ("keep", "train"):
-        net = Net(NETS / "resnet_small.prototxt", TRAIN, device=device(), seed=3, memory=memory)
+        net = Net(NETS / "resnet_small.prototxt", TRAIN, device=device(), seed=3, memory=memory, batch=2)
         iterate(net)
         counts.append(resolved_in(net, monkeypatch))
     kept, planned = counts
