@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from blobmem import devices
-from blobmem.errors import NetError
+from blobmem.errors import NetError, SharedBlobError
 from blobmem.layers.base import TEST, TRAIN, Context, Layer, PassState, default_seed
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob, moves
+from blobmem.memory.slot import Slot
 from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
 from blobmem.net.build import Node, float_dtype, reshape, resize, wire
@@ -312,10 +313,20 @@ class Net(Access, Placement):
         span = self._spans.get((backward, first, last))
         if span is None:
             span = Span(schedule, *schedule.span(range(first, last + 1)))
+            self._check_written(span)
             if self._plan is not None:
                 self._plan.follow(span, backward)
             self._spans[backward, first, last] = span
         return span
+
+    def _check_written(self, span: Span) -> None:
+        """Raise SharedBlobError for a slot of another net's arena: any array of that net may have the bytes."""
+        for memory in span.written:
+            if isinstance(memory, Slot) and (self._plan is None or memory not in self._plan.memories):
+                raise SharedBlobError(
+                    f"{self.identity} would write '{memory.name}', which takes turns with other arrays of its net: "
+                    f"build that net with keep=['{memory.name}'], or with memory='keep'"
+                )
 
     def prepare(self) -> None:
         """Ask data sources what the next pass will bring, so that all shapes are known before anything runs."""

@@ -110,11 +110,13 @@ class SharingGroup:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._members: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._shares = False  # several nets, though all but one may be gone
 
     def join(self, other: SharingGroup, nets: Sequence[Net]) -> None:
         """Make one group of two; every member net then uses the other's."""
         other._members.update(self._members)
         other._members.update(nets)
+        other._shares |= self._shares or len(nets) > 1
         for net in list(other._members):
             net.group = other
 
@@ -125,7 +127,7 @@ class SharingGroup:
             if replaced or not memory.shared or writer is None or writer is identity:
                 continue
             # a net may read what one outside the group has computed, but not what nobody has
-            if self._members or isinstance(writer, Spent):
+            if self._shares or isinstance(writer, Spent):
                 raise SharedBlobError(writer.about_pass(identity, memory.name))
 
     def claim(self, identity: Any, memories: Iterable[SyncedMemory]) -> None:

@@ -77,7 +77,7 @@ class Plan:
         arena: the bytes where the others take turns.
 
     Attributes:
-        nbytes: bytes of the arena that it takes.
+        arena, nbytes: the bytes, and how many of them it takes.
         tenants: what takes turns there.
         memories: those of the tenants that are arrays, as views see them.
         spent: the writer of those that have no bytes now.
@@ -87,7 +87,7 @@ class Plan:
         self, net: Net, schedules: Sequence[Schedule], keep: Iterable[SyncedMemory], arena: SyncedMemory
     ) -> None:
         self.spent = Spent(net.memory)
-        self._bytes, self._side = arena, schedules[0].side
+        self.arena, self._side = arena, schedules[0].side
         units = [schedule.units() for schedule in schedules]
         steps = list(chain.from_iterable(units))
         used = dict.fromkeys(_memories(call for step in steps for call in step.calls))
@@ -103,7 +103,7 @@ class Plan:
         first = 0
         for schedule, own in zip(schedules, units, strict=True):
             rooms = {unit.start: self._room(places[at]) for at, unit in enumerate(own, first) if at in places}
-            schedule.lie_in(self._bytes, self.nbytes, rooms)
+            schedule.lie_in(self.arena, self.nbytes, rooms)
             self._times.append((first, [(unit.start, unit.stop) for unit in own]))
             first += len(own)
         self._bound = [view.memory for view in _views(schedules)]
@@ -136,7 +136,7 @@ class Plan:
 
     def _slot(self, place: tuple[Lifetime, int], name: str) -> Slot:
         life, offset = place
-        return Slot(self._bytes, offset, life.nbytes, name)
+        return Slot(self.arena, offset, life.nbytes, name)
 
     # ---------------------------------------------------------------- while it holds
 
@@ -173,9 +173,9 @@ class Plan:
         """The span, which has been secured, is about to run."""
         if arena.enter(self):
             # all at once, so that the epoch does not move with each array, and steps need not look again
-            stream = self._bytes.device.compute_stream() if self._side is Side.DEVICE else None
+            stream = self.arena.device.compute_stream() if self._side is Side.DEVICE else None
             for intent in (Intent.OVERWRITE, Intent.READ):
-                self._bytes.access(self._side, 0, self.nbytes, intent, stream)
+                self.arena.access(self._side, 0, self.nbytes, intent, stream)
         self.spend(span.overrun)
 
     def spend(self, memories: Iterable[SyncedMemory]) -> None:

@@ -208,7 +208,7 @@ def poisoned_iteration(net):
     """A training iteration, step by step; what does not live during a step is poisoned around it."""
     net.clear_param_diffs()
     forward, backward = net.compiled()
-    plan, arena = net._plan, net._plan._bytes
+    plan, arena = net._plan, net._plan.arena
     needs = net.needs(backward=True)
     schedule.secure(needs)
     net.state.iteration += 1
@@ -481,8 +481,8 @@ def test_what_the_models_hold_is_what_is_pinned_and_the_arena(monkeypatch, name)
             if side is Side.DEVICE:
                 predicted[memory] = max(predicted.get(memory, 0), nbytes)
     plans = [net._plan for net in (nets.train, *nets.tests)]
-    arena = plans[0]._bytes
-    assert predicted[arena] == max(plan.nbytes for plan in plans) and all(plan._bytes is arena for plan in plans)
+    arena = plans[0].arena
+    assert predicted[arena] == max(plan.nbytes for plan in plans) and all(plan.arena is arena for plan in plans)
     pinned = sum(nbytes for memory, nbytes in predicted.items() if memory is not arena)
     views = [each for entry in nets.train.learnable for each in (entry.blob.data_view, entry.blob.diff_view)]
     batches = [blob.data_view for net in (nets.train, *nets.tests) for blob in net.nodes[0].top]  # made on the host
@@ -558,7 +558,7 @@ def test_batches_smaller_and_larger_keep_the_arena_and_the_bits():
             net.blobs["label"].reshape(batch)
             fill_inputs(net, batch)
             trace += iterate(net)
-            sizes += [net._plan._bytes.gpu_capacity] if net._plan else []
+            sizes += [net._plan.arena.gpu_capacity] if net._plan else []
         traces.append(trace)
     assert_same(*traces)
     assert sizes[0] < sizes[1] == sizes[2] == sizes[-1] and device.statistics.moves <= 30
@@ -664,6 +664,27 @@ def test_inputs_that_a_user_exchanges_leave_the_plan_alone(device):
     assert net.run_forward() != first
 
 
+def test_a_net_that_uses_anothers_blob_reads_it_while_it_is_there_and_never_writes_it(device):
+    """Its writes would go to whichever array has the bytes."""
+    text = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 6 dim: 5 } } }'
+    text += 'layer { name: "p" type: "Power" bottom: "x" top: "p" power_param { scale: 2 } }'
+    first = chain(device, "train")
+    for memory in ("keep", "inference"):
+        reader = Net(text, TEST, device=device, memory=memory)
+        writer = Net(text, TEST, device=device, memory=memory)
+        first.run_forward()
+        reader.blobs["x"].share_data(first.blobs["act1"])
+        writer.blobs["p"].share_data(first.blobs["act1"])
+        assert_same([reader.forward()["p"]], [2 * first.blobs["act1"].cpu_data()])
+        with pytest.raises(SharedBlobError, match=r"would write 'act1', which takes turns.*keep=\['act1'\]"):
+            writer.forward()
+        first.reshape()
+        with pytest.raises(SharedBlobError, match=r"would (read|write) 'act1'"):
+            reader.forward()
+        with pytest.raises(SharedBlobError, match="would write 'act1'"):
+            writer.forward()
+
+
 def test_moved_elsewhere_outputs_are_there_and_the_rest_is_not():
     first, second = SimulatedDevice(), SimulatedDevice()
     nets = build_nets(CHAIN, device=first, seed=3, memory="train")
@@ -677,7 +698,7 @@ def test_moved_elsewhere_outputs_are_there_and_the_rest_is_not():
     trace = trace[: -len(nets.train.learnable)] + trained(nets, 1)
     np.testing.assert_allclose(trace[0], expected[0], rtol=1e-6)
     assert len(trace) == len(expected) and all(map(np.array_equal, trace, expected))
-    assert held(second) > 0 and nets.train._plan._bytes.device is nets.tests[0]._plan._bytes.device is second
+    assert held(second) > 0 and nets.train._plan.arena.device is nets.tests[0]._plan.arena.device is second
     assert held(first) == 0
 
 
