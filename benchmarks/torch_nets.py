@@ -8,6 +8,7 @@ mathematics it is used: batch norm and the scale behind it are one module, a sum
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,7 @@ def parameter_count(net: Any) -> int:
 
 def load(module: fx.GraphModule, net: Any) -> None:
     """Give a twin the parameters and statistics of its net."""
+    norms = _norms(net)
     for node in net.nodes:
         blobs = [torch.from_numpy(blob.cpu_data().copy()) for blob in node.layer.blobs]
         if node.layer.type == "BatchNorm":
@@ -46,7 +48,7 @@ def load(module: fx.GraphModule, net: Any) -> None:
             norm.running_mean.copy_(blobs[0] / scale if scale else blobs[0])
             norm.running_var.copy_(blobs[1] / scale if scale else blobs[1])
         elif blobs:
-            owner: Any = module.get_submodule(_identifier(_owner(net, node)))
+            owner: Any = module.get_submodule(_identifier(norms.get(node.layer.name, node.layer.name)))
             with torch.no_grad():
                 for parameter, values in zip((owner.weight, owner.bias), blobs, strict=False):
                     parameter.copy_(values.reshape(parameter.shape))
@@ -57,6 +59,7 @@ class _Twin:
 
     def __init__(self, net: Any) -> None:
         self.net = net
+        self.norms = _norms(net)
         self.root = nn.Module()
         self.graph = fx.Graph()
         self.values: dict[str, fx.Node] = {}
@@ -131,13 +134,13 @@ class _Twin:
 
     def _BatchNorm(self, node: Any) -> fx.Node:
         options = node.layer.param.batch_norm_param
-        if _scale_of(self.net, node) is None:
+        if node.layer.name not in self.norms.values():
             raise ValueError(f"layer '{node.layer.name}': a BatchNorm without a Scale with bias has no twin here")
         channels = node.bottom[0].shape[1]
         return self._module(node, nn.BatchNorm2d(channels, options.eps, 1 - options.moving_average_fraction))
 
     def _Scale(self, node: Any) -> fx.Node:
-        if _owner(self.net, node) == node.layer.name:
+        if node.layer.name not in self.norms:
             raise ValueError(f"layer '{node.layer.name}': a Scale that follows no BatchNorm has no twin here")
         return self._bottom(node)  # the batch norm's module scales
 
@@ -170,19 +173,12 @@ def _identifier(name: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in f"_{name}")
 
 
-def _scale_of(net: Any, node: Any) -> Any:
-    """The Scale with bias right behind a BatchNorm, or None."""
-    index = net.nodes.index(node)
-    for after in net.nodes[index + 1 : index + 2]:
-        if after.layer.type == "Scale" and after.bottom_names == node.top_names and len(after.layer.blobs) == 2:
-            return after
-    return None
-
-
-def _owner(net: Any, node: Any) -> str:
-    """The layer whose module holds a layer's parameters: a Scale's are its batch norm's."""
-    if node.layer.type == "Scale":
-        before = net.nodes[net.nodes.index(node) - 1]
-        if before.layer.type == "BatchNorm" and _scale_of(net, before) is node:
-            return str(before.layer.name)
-    return str(node.layer.name)
+def _norms(net: Any) -> dict[str, str]:
+    """Of each Scale with bias right behind a BatchNorm, whose module holds its parameters, that batch norm's name."""
+    return {
+        after.layer.name: before.layer.name
+        for before, after in itertools.pairwise(net.nodes)
+        if (before.layer.type, after.layer.type) == ("BatchNorm", "Scale")
+        and after.bottom_names == before.top_names
+        and len(after.layer.blobs) == 2
+    }

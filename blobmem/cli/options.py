@@ -141,6 +141,17 @@ def add_state(parser: Any) -> None:
     )
 
 
+def add_memory(parser: Any, choices: tuple[str, ...], default: str) -> None:
+    """--memory."""
+    parser.add_argument(
+        "--memory",
+        choices=choices,
+        default=default,
+        help="keep: each array of a net has bytes of its own, as in Caffe; train, inference: in one pass forward and "
+        "backward, or forward, they take turns at as few bytes as will do (default: %(default)s)",
+    )
+
+
 def add_input_shape(parser: Any) -> None:
     """--input-shape."""
     parser.add_argument(

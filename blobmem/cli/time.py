@@ -46,6 +46,7 @@ def add(commands: Any) -> None:
     options.add_input_shape(parser)
     options.add_state(parser)
     options.add_device(parser)
+    options.add_memory(parser, ("keep", "train"), "keep")
     parser.add_argument("--json", metavar="FILE", help="write the times as JSON; - writes that alone to the output")
 
 
@@ -60,7 +61,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     nets.check_input_shapes(args.model, specs, dict(args.input_shape))
     spec = nets.in_state(nets.spec_of(args.model, specs, args.phase), args)
     _replace_absent_data(spec, {**stated_shapes(specs), **dict(args.input_shape)}, args, output)
-    net = nets.build(spec, device=args.device, batch=args.batch, forward_only=args.phase == "TEST")
+    tests = args.phase == "TEST"
+    net = nets.build(spec, device=args.device, batch=args.batch, forward_only=tests, memory=args.memory)
     _fill_inputs(net)
     with output.progress(args.iterations + 1, "pass") as bar:
         result = _measure(net, args.iterations, bar)

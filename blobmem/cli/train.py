@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from blobmem.solvers import Display, Solver, TestResult
 
 DESCRIPTION = """\
-Trains the net of a solver file up to its max_iter, with the tests and snapshots that the file asks for. The test nets
-share parameters and every eligible blob with the train net, so that testing takes next to no memory of its own.
+Trains the net of a solver file up to its max_iter, with the tests and snapshots that the file asks for. The arrays of a
+pass take turns at as few bytes as will do, and those of the test nets at the same ones, so that testing takes next to
+no memory of its own.
 """
 
 EXAMPLE = """\
@@ -81,6 +82,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="let test nets share parameters only, as Caffe does, and have blobs of their own",
     )
+    options.add_memory(parser, ("keep", "train"), "train")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -99,6 +101,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             level=args.level,
             stages=args.stage,
             skip_damaged=args.skip_damaged,
+            memory=args.memory,
         )
         if args.weights:
             load_weights([solver.net, *solver.test_nets], args.weights, output)
@@ -159,11 +162,18 @@ class Session:
         if self.args.no_share:
             human = f"Test net {index} shares parameters with the train net, and no blobs (--no-share)"
         else:
-            human = f"Test net {index} shares its parameters and {len(report.shared)} arrays with {others}"
+            by_name = self.args.memory == "keep" or report.shared or report.unshared
+            arrays = f"{len(report.shared)} arrays" if by_name else "the bytes of its arrays"
+            human = f"Test net {index} shares its parameters and {arrays} with {others}"
             for reason, names in by_reason(report.unshared).items():
                 human += f"\n  not shared: {', '.join(names)} ({reason})"
         self.output.event(
-            "share", human, test_net=index, shared=len(report.shared), not_shared=",".join(report.unshared) or "-"
+            "share",
+            human,
+            test_net=index,
+            memory=self.args.memory,
+            shared=len(report.shared),
+            not_shared=",".join(report.unshared) or "-",
         )
 
     # ---------------------------------------------------------------- during
@@ -312,7 +322,8 @@ class Session:
         if self.snapshot or self.args.snapshot is not None:
             last = self.snapshot or self.args.snapshot
             command = ["blobmem", "train", "--solver", str(self.args.solver), "--snapshot", str(last)]
-            hint = "go on with: " + shlex.join(command + ["--no-share"] * self.args.no_share)
+            command += ["--no-share"] * self.args.no_share + ["--memory", "keep"] * (self.args.memory == "keep")
+            hint = "go on with: " + shlex.join(command)
         else:
             hint = "no snapshot was written (snapshot: N in the solver file writes one every N iterations)"
         self.output.error(f"interrupted after iteration {done}; {hint}")

@@ -336,10 +336,7 @@ class Blob:
             if writes and view.memory.shared:
                 view.memory.set_writer(self.owner)
         else:
-            raise SharedBlobError(
-                f"blob '{self.name}' of {self.owner} was overwritten by {writer}, which shares its memory: "
-                f"run {self.owner} again before reading it, or build the nets with share=False (--no-share)"
-            )
+            raise SharedBlobError(writer.about_blob(self.name, self.owner, view.memory.name))
 
     def _writable(self, half: _Half, intent: Intent) -> np.ndarray:
         view = half.view
@@ -365,6 +362,7 @@ class Blob:
         half = self._diff or self._diff_half()
         view = half.view
         memory = view.memory
+        self._check_owner(view, writes=True)
         # where the host has no bytes there are no arrays over them
         if memory.cpu_capacity and half.is_held() and memory.device.compute:
             self._writable(half, Intent.OVERWRITE).fill(0)

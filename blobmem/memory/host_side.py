@@ -37,14 +37,14 @@ class HostSide:
         "capacity", "reserved", "seals",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, pinnable: bool = True) -> None:
         self._pages: Pages | None = None
         self._buffer: Any = None
         self._dirty = 0  # bytes from here on have been zero ever since the pages were made
         self._lent: list[tuple[weakref.ref[np.ndarray], int, int, bool]] = []
         self._lent_limit = 16
         self._copies = 0
-        self._unpinnable = False
+        self._unpinnable = not pinnable
         self.capacity = 0
         self.reserved = 0
         self.seals: list[tuple[int, int, int]] | None = None

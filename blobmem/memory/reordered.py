@@ -41,13 +41,13 @@ class Reordered:
         array: the memory of the reordered bytes.
     """
 
-    def __init__(self, memory: SyncedMemory, turn: Turn) -> None:
+    def __init__(self, memory: SyncedMemory, turn: Turn, array: SyncedMemory) -> None:
         self._memory = weakref.ref(memory)
         self._turn = turn
         self._state = State.STALE
         self._form: Form | None = None
         self._start = self._stop = 0
-        self.array = type(memory)(0, memory.device, name=f"{memory.name} (channels last)")
+        self.array = array
 
     @property
     def epoch(self) -> int:

@@ -53,25 +53,29 @@ class SyncedMemory:
         size: bytes that `cpu_data` and the other calls without a view are about.
         device: the device, or its word ("simulated:8GiB"); None is `blobmem.devices.default()`.
         name: what messages and the device's list of holders call it.
+        pinnable: its host side may be page-locked, for copies.
 
     Attributes:
         epoch: moves whenever repeating an access might matter. If an access was made at some epoch and the epoch is
             the same, making it again would do nothing and give the same address and pages. It goes up, by 2 or more;
             only a `clear` of bytes that the device alone has may move it by 1, which their next overwriting undoes.
         version: moves when the host's pages or the device's address do.
-        writer: whatever `set_writer` was last given.
+        writer: what `set_writer` was last given; blobs of another owner have it say why they cannot be used
+            (`about_blob`).
         watched: somebody relies on the writer being the same while the epoch is; another writer then moves it, once.
         shared: a mark for those who share memories between nets; nothing here looks at it.
         reordered: bytes that a schedule keeps in another order; whoever accesses them here gets them as they are.
     """
 
-    def __init__(self, size: int = 0, device: Device | str | None = None, name: str = "") -> None:
+    def __init__(
+        self, size: int = 0, device: Device | str | None = None, name: str = "", pinnable: bool = True
+    ) -> None:
         self._lock = threading.RLock()
         self._size = _nonnegative("size", size)
         self._name = name
         self._device = devices.default() if device is None else devices.get(device)
         self._extents = Extents()
-        self._host = HostSide()
+        self._host = HostSide(pinnable)
         self._far = DeviceSide(self._device)
         self._views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
         self.epoch = 0
@@ -176,8 +180,8 @@ class SyncedMemory:
 
     def __repr__(self) -> str:
         return (
-            f"SyncedMemory({self._name!r}, size={self._size}, head={self.head}, cpu_capacity={self.cpu_capacity}, "
-            f"gpu_capacity={self.gpu_capacity}, device={self._device.name})"
+            f"{type(self).__name__}({self.name!r}, size={self._size}, head={self.head}, "
+            f"cpu_capacity={self.cpu_capacity}, gpu_capacity={self.gpu_capacity}, device={self.device.name})"
         )
 
     # The calls without a view
@@ -211,6 +215,11 @@ class SyncedMemory:
         """Know of a view that is alive, for `trim`. Views call it themselves."""
         with self._lock:
             self._views[id(view)] = view
+
+    def views(self) -> list[View]:
+        """The views that are alive."""
+        with self._lock:
+            return list(self._views.values())
 
     @property
     def lock(self) -> threading.RLock:
@@ -557,7 +566,7 @@ class SyncedMemory:
         nothing has changed, if an array handed out over them is alive.
         """
         with self._lock:
-            views = [view.offset + view.nbytes for view in list(self._views.values())]
+            views = [view.offset + view.nbytes for view in self.views()]
             keep = max([self._size, self._host.adopted, *views])
             before = self._host.capacity + self._far.capacity
             if keep >= max(self._host.capacity, self._far.capacity):

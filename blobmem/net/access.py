@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blobmem.errors import NetError
+from blobmem.errors import NetError, SharedBlobError
 from blobmem.layers.base import Layer
 from blobmem.layers.source import MemoryData
-from blobmem.memory import View
 from blobmem.memory.blob import Blob
 from blobmem.net.build import Node
 
 if TYPE_CHECKING:
+    from blobmem.net.plan import Plan
+    from blobmem.net.schedule import Span
     from blobmem.net.sharing import SharingGroup
 
 Callback = Callable[[int], Any]
 """Called with the position of a layer in the net."""
-
-
-class _Checked(Protocol):
-    written: Any
 
 
 class Access:
@@ -36,6 +33,7 @@ class Access:
     nodes: list[Node]
     identity: Any
     group: SharingGroup
+    _plan: Plan | None
 
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callback]] = {
@@ -46,7 +44,7 @@ class Access:
 
         def run_forward(self, first: int = 0, last: int | None = None) -> float: ...
         def run_backward(self, first: int | None = None, last: int = 0) -> None: ...
-        def _span(self, backward: bool, first: int, last: int) -> Any: ...
+        def _span(self, backward: bool, first: int, last: int) -> Span: ...
 
     # ---------------------------------------------------------------- passes
 
@@ -68,7 +66,7 @@ class Access:
         names = self.outputs if end is None else self.nodes[last].top_names
         wanted = {name: self.blobs[name] for name in dict.fromkeys([*names, *(blobs or ())])}
         with self.group.lock:
-            self._check_kept(self._span(False, first, last), [blob.data_view for blob in wanted.values()])
+            self._check_kept(self._span(False, first, last), wanted, diff=False)
             self.run_forward(first, last)
             return {name: _kept(blob, diff=False) for name, blob in wanted.items()}
 
@@ -94,7 +92,7 @@ class Access:
         names = self.inputs if end is None else self.nodes[last].bottom_names
         wanted = {name: self.blobs[name] for name in dict.fromkeys([*names, *(diffs or ())])}
         with self.group.lock:
-            self._check_kept(self._span(True, last, first), [blob.diff_view for blob in wanted.values()])
+            self._check_kept(self._span(True, last, first), wanted, diff=True)
             self.run_backward(first, last)
             return {name: _kept(blob, diff=True) for name, blob in wanted.items()}
 
@@ -146,9 +144,13 @@ class Access:
         outputs, gradients = ({name: np.concatenate(all_) for name, all_ in part.items()} for part in parts)
         return outputs, gradients
 
-    def _check_kept(self, span: _Checked, views: Iterable[View]) -> None:
-        """Raise SharedBlobError, before anything runs, if what is to be returned is another net's and stays so."""
-        self.group.check(self.identity, {view.memory: view.memory in span.written for view in views})
+    def _check_kept(self, span: Span, wanted: Mapping[str, Blob], diff: bool) -> None:
+        """Raise SharedBlobError, before anything runs, if what is to be returned will be another net's or array's."""
+        memories = {name: (blob.diff_view if diff else blob.data_view).memory for name, blob in wanted.items()}
+        self.group.check(self.identity, {memory: memory in span.written for memory in memories.values()})
+        for name, memory in memories.items():
+            if self._plan is not None and (memory in span.spent or memory in span.overrun):
+                raise SharedBlobError(self._plan.spent.about_blob(name, self.identity, memory.name))
 
     def _set_inputs(self, inputs: Mapping[str, Any]) -> None:
         if set(inputs) != set(self.inputs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,8 @@ def build_nets(
     share_params: bool = True,
     forward_only_tests: bool = True,
     skip_damaged: bool = False,
+    memory: str = "keep",
+    keep: Iterable[str] = (),
 ) -> Nets:
     """The train net and the test nets of a solver or net file, sharing parameters and every eligible blob.
 
@@ -149,6 +151,9 @@ def build_nets(
         test_batches: batch sizes of the test nets, one each; a net file gives as many test nets.
         share_params: False keeps even the parameters apart.
         forward_only_tests: the test nets never run backward, and keep nothing for it.
+        memory: as for Net, of the train net; with another than "keep" the test nets have "inference", and `share` puts
+            all of them into one arena, instead of blobs by name.
+        keep: as for Net, names of blobs of any of the nets.
 
     Raises NetError for anything wrong in the files.
     """
@@ -161,8 +166,9 @@ def build_nets(
     common: dict[str, Any] = {
         "device": device, "seed": seed, "dtype": dtype, "input_shapes": input_shapes, "skip_damaged": skip_damaged,
     }  # fmt: skip
-    train = _build(train_spec, batch=train_batch, **common)
+    train = _build(train_spec, batch=train_batch, memory=memory, **common)
     nets = Nets(train)
+    common["memory"] = memory if memory == "keep" else "inference"
     for index, spec in enumerate(test_specs):
         batch = test_batches[index] if test_batches else None
         test = _build(
@@ -178,7 +184,17 @@ def build_nets(
                 report.unshared = {k: v for k, v in found.unshared.items() if k not in report.shared}
         nets.tests.append(test)
         nets.reports.append(report)
+    _keep([train, *nets.tests], frozenset(keep))
     return nets
+
+
+def _keep(nets: Sequence[Net], names: frozenset[str]) -> None:
+    """Let each net keep those of the blobs that it has. Raises NetError for one that none has."""
+    for net in nets:
+        net.kept = names & {*net.blobs, *net.internals}
+    unknown = names.difference(*(net.kept for net in nets))
+    if unknown:
+        raise NetError(f"keep: no net has a blob '{min(unknown)}'; the train net has {', '.join(nets[0].blobs)}")
 
 
 def _build(spec: Spec, **options: Any) -> Net:

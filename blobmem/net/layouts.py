@@ -169,7 +169,8 @@ def reordered_of(memory: SyncedMemory) -> Reordered:
     """What keeps a memory's bytes channels last, made if it was not."""
     reordered = memory.reordered
     if reordered is None:
-        reordered = memory.reordered = Reordered(memory, turn)
+        array = SyncedMemory(0, memory.device, name=f"{memory.name} (channels last)")
+        reordered = memory.reordered = Reordered(memory, turn, array)
     return reordered
 
 

@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from blobmem import devices
-from blobmem.errors import NetError
+from blobmem.errors import NetError, SharedBlobError
 from blobmem.layers.base import TEST, TRAIN, Context, Layer, PassState, default_seed
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob, moves
+from blobmem.memory.slot import Slot
 from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
 from blobmem.net.build import Node, float_dtype, reshape, resize, wire
@@ -25,12 +26,16 @@ from blobmem.net.inplace import stale_reads
 from blobmem.net.layouts import is_faster
 from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
+from blobmem.net.plan import Arena, Plan
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, secure
 from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
 from blobmem.ops.call import Call, call, overwrite_diff
 from blobmem.proto.text import is_text, read_net
 
 log = logging.getLogger("blobmem")
+
+MEMORY = ("keep", "train", "inference")
+"""What becomes of a net's arrays after a pass: see `Net`."""
 
 
 class Net(Access, Placement):
@@ -49,6 +54,12 @@ class Net(Access, Placement):
         params_from: a net whose parameters this one shares, by layer name.
         forward_only: never runs backward, so that forward keeps nothing for it (masks, scales).
         skip_damaged: data layers warn of a damaged record and take the next one, instead of stopping.
+        memory: "keep" lets every blob be read at any time. With "train" the arrays that a pass forward and backward
+            fills take turns at the bytes of one arena; with "inference" those of a pass forward, which is then all that
+            runs. The net's outputs, losses, inputs and parameters are outside. To read, write or clear another blob
+            while others have its bytes raises SharedBlobError. A net with layers whose shapes depend on values keeps
+            all.
+        keep: names of blobs whose data and gradient stay readable nevertheless.
         source: the file that a message came from, for error messages.
 
     Attributes:
@@ -61,6 +72,8 @@ class Net(Access, Placement):
         internals: the layers' internal arrays (masks, scales), named LAYER/purpose.
         phase: TRAIN or TEST.
         device: where it computes now.
+        memory: as given.
+        kept: names of the blobs that stay readable whatever `memory` is.
         param: the NetParameter that it was built from, splits inserted.
         debug_info: log the mean absolute value of what each layer writes.
 
@@ -84,6 +97,8 @@ class Net(Access, Placement):
         params_from: Net | None = None,
         forward_only: bool = False,
         skip_damaged: bool = False,
+        memory: str = "keep",
+        keep: Iterable[str] = (),
         source: str = "",
     ) -> None:
         Access.__init__(self)
@@ -103,8 +118,11 @@ class Net(Access, Placement):
         shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
         dtype = float_dtype(dtype)
         self._context = Context(self.device, phase, self.state, self.source, dtype, shapes, skip_damaged)
-        graph = wire(self.param, self._context, forward_only)
-        self.forward_only = forward_only
+        if memory not in MEMORY:
+            raise ValueError(f"memory is one of {', '.join(MEMORY)}, not {memory!r}")
+        self.memory = memory
+        self.forward_only = forward_only or memory == "inference"
+        graph = wire(self.param, self._context, self.forward_only)
         self.nodes = graph.nodes
         self.blobs: dict[str, Blob] = graph.blobs
         self.learnable = graph.learnable
@@ -134,6 +152,9 @@ class Net(Access, Placement):
         self._loss_reader = LossReader()
         self._chains_checked = False
         self._name_blobs()
+        self._arena = self._new_arena()
+        self._plan: Plan | None = None
+        self.kept = self._checked_names(keep)
         self._fill(params_from)
         if any(layer.blobs for layer in self.param.layer):  # a model with its values, as a caffemodel is
             self.copy_trained_layers_from(self.param)
@@ -168,6 +189,25 @@ class Net(Access, Placement):
             schedule.run()
         except NetError as error:
             raise NetError(f"{self.source}: {error}" if self.source else str(error)) from None
+
+    def _new_arena(self) -> Arena | None:
+        """Where arrays take turns; None if they do not."""
+        if self.memory == "keep":
+            return None
+        if self._dynamic:
+            log.warning(
+                "%s keeps all its blobs in spite of memory='%s': the shapes after layer '%s' depend on values",
+                self.identity, self.memory, self.layer_names[self._dynamic[0]],
+            )  # fmt: skip
+            return None
+        self.group.join(self.group, [self])  # so that a pass looks whether what it reads is there
+        return Arena()
+
+    def _checked_names(self, names: Iterable[str]) -> frozenset[str]:
+        kept = frozenset(names)
+        for name in sorted(kept - {*self.blobs, *self.internals}):
+            raise NetError(f"keep: no blob '{name}' in {self.identity}; blobs: {', '.join(self.blobs)}")
+        return kept
 
     def _calls(self) -> tuple[list[Call], list[Call]]:
         if self.device.family != "host":
@@ -214,6 +254,7 @@ class Net(Access, Placement):
         return fitted
 
     def _compile(self) -> tuple[Schedule, Schedule]:
+        self._end_plan()
         self._shapes = self._present_shapes()
         forward, backward = self._calls()
         self._name_blobs()  # layers make some of their arrays when they know the device
@@ -224,7 +265,23 @@ class Net(Access, Placement):
             Schedule(backward, self.device, done=self._done[1], images_last=self._images_last),
         )
         self._spans = {}
+        if self._arena is not None:
+            self._plan = Plan(self, self._schedules, self._read_after(), self._arena.memory(self.device))
         return self._schedules
+
+    def _end_plan(self) -> None:
+        """Give all blobs memories of their own again, in which nothing is."""
+        if self._plan is not None:
+            self._schedules, self._spans = None, {}
+            self._plan.end(self)
+            self._plan = None
+
+    def _read_after(self) -> list[SyncedMemory]:
+        """The memories that somebody may read after a pass, whatever became of the others."""
+        kept = [blob for name, blob in (*self.blobs.items(), *self.internals.items()) if name in self.kept]
+        data = [*(self.blobs[name] for name in self.outputs), *self.losses(), *kept]
+        diffs = [*(self.blobs[name] for name in self.inputs), *kept]
+        return [blob.data_view.memory for blob in data] + [blob.diff_view.memory for blob in diffs]
 
     def _present_shapes(self) -> list[tuple[int, ...]]:
         return [blob.shape for blob in self.blobs.values()]
@@ -236,6 +293,8 @@ class Net(Access, Placement):
         """
         now = moves()
         if now != self._shapes_seen:  # some blob, perhaps of this net, has another shape or place
+            if self._plan is not None and self._schedules is not None and not self._plan.fits(self._schedules):
+                self._schedules = None
             if self._shapes == self._present_shapes():
                 self._shapes_seen = now
             else:
@@ -254,8 +313,20 @@ class Net(Access, Placement):
         span = self._spans.get((backward, first, last))
         if span is None:
             span = Span(schedule, *schedule.span(range(first, last + 1)))
+            self._check_written(span)
+            if self._plan is not None:
+                self._plan.follow(span, backward)
             self._spans[backward, first, last] = span
         return span
+
+    def _check_written(self, span: Span) -> None:
+        """Raise SharedBlobError for a slot of another net's arena: any array of that net may have the bytes."""
+        for memory in span.written:
+            if isinstance(memory, Slot) and (self._plan is None or memory not in self._plan.memories):
+                raise SharedBlobError(
+                    f"{self.identity} would write '{memory.name}', which takes turns with other arrays of its net: "
+                    f"build that net with keep=['{memory.name}'], or with memory='keep'"
+                )
 
     def prepare(self) -> None:
         """Ask data sources what the next pass will bring, so that all shapes are known before anything runs."""
@@ -306,7 +377,7 @@ class Net(Access, Placement):
             carried = [(layer, layer.state_dict()) for layer in self._rewound[first : last + 1] if layer is not None]
             with self._taken_back(carried, span):
                 self._upload_inputs()
-                self.group.claim(self.identity, span.written)
+                self.group.claim(self.identity, span.left)
                 dynamic = [index for index in self._dynamic if first <= index <= last] if self.device.compute else []
                 if dynamic:
                     self._run_in_parts(first, last, dynamic)
@@ -387,7 +458,7 @@ class Net(Access, Placement):
             self._warn_of_stale_reads(*self.compiled(last, first))
             secure(span.missing())
             self.group.check(self.identity, span.first_uses)
-            self.group.claim(self.identity, span.written)
+            self.group.claim(self.identity, span.left)
             try:
                 self._run(span, True, range(first, last - 1, -1))
             except BaseException:
@@ -412,17 +483,28 @@ class Net(Access, Placement):
         before, after = self._callbacks[f"before_{direction}"], self._callbacks[f"after_{direction}"]
         logs = self.debug_info and self.device.compute
         if not (logs or before or after):
-            span.schedule.run(span.start, span.stop)
+            self._run_span(span)
             return
-        for index in layers:
+        parts = [self._span(backward, index, index) for index in layers]
+        if self._plan is not None:  # whoever looks in between finds what was written so far
+            self._plan.spend(span.written)
+        for index, part in zip(layers, parts, strict=True):
             for callback in before:
                 callback(index)
-            start, stop = span.schedule.span(range(index, index + 1))
-            span.schedule.run(start, stop)
+            self.group.claim(self.identity, part.left)
+            self._run_span(part)
             if logs:
                 self._log_layer(self.nodes[index], backward)
             for callback in after:
                 callback(index)
+
+    def _run_span(self, span: Span) -> None:
+        if self._plan is None or self._arena is None:
+            span.schedule.run(span.start, span.stop)
+        else:
+            self._plan.begin(span, self._arena)
+            span.schedule.run(span.start, span.stop)
+            self._plan.spend(span.spent)
 
     def _log_layer(self, node: Node, backward: bool) -> None:
         """Log the mean absolute value of what the layer wrote, and of its parameters."""
@@ -499,14 +581,27 @@ class Net(Access, Placement):
         """Put every eligible blob into the memory of the other net's blob of that name; parameters too.
 
         The two nets then run one at a time, and reading a blob that the other one has overwritten raises
-        SharedBlobError. Returns what was shared and, for the rest, why not.
+        SharedBlobError. Returns what was shared and, for the rest, why not. Nets whose arrays take turns (`memory`) do
+        so in one arena instead.
         """
         self.share_with(other)
+        if self._arena is not None or other._arena is not None:
+            return self._share_arena(other)
         other.compiled()
         self._images_last, self._schedules = other._images_last, None  # one memory has one order
         report = share_blobs(self, other)
         self.group.join(other.group, [self, other])
         return report
+
+    def _share_arena(self, other: Net) -> SharingReport:
+        if self._arena is None or other._arena is None:
+            keeps, plans = (self, other) if self._arena is None else (other, self)
+            reason = f"{keeps.identity} keeps its blobs, those of {plans.identity} take turns (memory='{plans.memory}')"
+            return SharingReport(unshared=dict.fromkeys(self.blobs, reason))
+        self._end_plan()
+        self._schedules, self._arena = None, other._arena
+        self.group.join(other.group, [self, other])
+        return SharingReport()
 
     def first_uses(self) -> dict[SyncedMemory, bool]:
         """For each memory of a whole pass: whether the pass replaces it before reading it."""

@@ -14,6 +14,7 @@ from blobmem.net import weights as weight_files
 from blobmem.net.build import Node
 
 if TYPE_CHECKING:
+    from blobmem.net.plan import Plan
     from blobmem.net.sharing import SharingGroup
 
 
@@ -35,6 +36,11 @@ class Placement:
     _schedules: Any
     _images_last: bool | None
     _spans: dict[Any, Any]
+    _plan: Plan | None
+
+    if TYPE_CHECKING:  # what Net has
+
+        def _end_plan(self) -> None: ...
 
     def __init__(self, device: devices.Device | None) -> None:
         self.device = devices.default() if device is None else device
@@ -56,10 +62,12 @@ class Placement:
             net.follows = False
 
     def _memories(self) -> list[SyncedMemory]:
+        """Those with bytes that outlast a pass."""
         params = [blob for node in self.nodes for blob in node.layer.blobs]
         blobs = [*self.blobs.values(), *self.internals.values(), *params]
         views = [blob.data_view for blob in blobs] + [blob.diff_view for blob in blobs if blob.has_diff]
-        return list(dict.fromkeys(view.memory for view in views))
+        planned = self._plan.memories if self._plan is not None else ()
+        return [memory for memory in dict.fromkeys(view.memory for view in views) if memory not in planned]
 
     def _leave(self, device: devices.Device) -> None:
         """Have on the host all that is to move to that device."""
@@ -72,6 +80,7 @@ class Placement:
         """Move this net's memory, wherever each of it is."""
         with self.group.lock:
             self._leave(device)
+            self._end_plan()
             for memory in self._memories():
                 memory.move_to(device)
             if device is not self.device:

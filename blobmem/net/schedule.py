@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from blobmem.devices import HOST, Device, Stream
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.blob import moves
+from blobmem.memory.slot import Slot
 from blobmem.memory.synced import shrinks
 from blobmem.memory.workspace import workspace
 from blobmem.net.fusion import groups
@@ -173,6 +174,7 @@ class _Step:
         "moves",
         "once",
         "order",
+        "room",
         "scratch",
         "scratch_epoch",
         "scratch_of",
@@ -205,6 +207,7 @@ class _Step:
         self.scratch_of: weakref.ref[SyncedMemory] | None = None  # and the workspace that it used
         self.scratch_epoch = -1
         self.scratch = 0
+        self.room: SyncedMemory | None = None  # where it has its scratch, if not in the thread's workspace
         self.takes_scratch = op is not None and op.workspace is not None and op.family != "host"
         self.fn: Callable[..., Any]
         if op is not None:
@@ -242,6 +245,7 @@ class _Step:
         else:
             self._resolve(known, fresh, stream)
         if self.takes_scratch:
+            scratch = self.room or scratch
             used = self.scratch_of
             if not known or used is None or used() is not scratch or scratch.epoch != self.scratch_epoch:
                 self.attributes["ws"] = self._scratch(scratch, stream)
@@ -352,6 +356,22 @@ def _find_op(name: str, family: str) -> Op:
     return op
 
 
+class Unit(NamedTuple):
+    """What runs at one time: calls from `start` to `stop`, which may run as one.
+
+    Attributes:
+        calls: these calls as they run, and the one that may run in their place.
+        scratch: bytes of workspace that any of these takes on the schedule's side.
+        travels: some of it runs on the other side, so that its arrays are copied to and fro.
+    """
+
+    start: int
+    stop: int
+    calls: list[Call]
+    scratch: int
+    travels: bool
+
+
 class Schedule:
     """Calls in the order in which they run, bound to a device.
 
@@ -390,6 +410,35 @@ class Schedule:
         self._needs = _Constant([])
         self._views: list[View] | None = None
         self._moves = -1  # when these were found
+        self._arena: list[Need] = []  # of all that lies in slots
+
+    def _units(self) -> Iterator[tuple[int, int, list[_Step]]]:
+        """Where what runs at one time begins and ends, and the steps that may run for it."""
+        at = 0
+        while at < len(self._steps):
+            stop, *fused = self._fused.get(at, (at + 1,))
+            yield at, stop, [*self._steps[at:stop], *fused]
+            at = stop
+
+    def units(self) -> list[Unit]:
+        """What runs, in order."""
+        return [
+            Unit(
+                start,
+                stop,
+                [step.call for step in steps],
+                max((step.scratch for step in steps if step.side is self.side), default=0),
+                any(step.side is not self.side for step in steps),
+            )
+            for start, stop, steps in self._units()
+        ]
+
+    def lie_in(self, arena: SyncedMemory, nbytes: int, scratch: Mapping[int, SyncedMemory]) -> None:
+        """Take so many bytes of an arena for all that lies in its slots; `scratch` has those of units, by start."""
+        self._arena = [Need(arena, self.side, nbytes)] if nbytes else []
+        for start, _, steps in self._units():
+            for step in steps:
+                step.room = scratch.get(start) if step.side is self.side else None
 
     def span(self, layers: range) -> tuple[int, int]:
         """Positions [start, stop) of the calls of these layers, which stand together."""
@@ -413,7 +462,8 @@ class Schedule:
 
     def scratch_bytes(self, start: int = 0, stop: int | None = None) -> int:
         """Bytes of workspace on the side where the device computes."""
-        return max((step.scratch for step in self._program(start, stop) if step.side is self.side), default=0)
+        program = self._program(start, stop)
+        return max((step.scratch for step in program if step.side is self.side and step.room is None), default=0)
 
     def needs(self, start: int = 0, stop: int | None = None) -> list[Need]:
         """All the capacity that a run of these calls will use, workspace included."""
@@ -428,9 +478,9 @@ class Schedule:
         most: dict[tuple[SyncedMemory, Side], int] = {}
         for step in self._program(start, stop):
             for memory, side, nbytes in step.needs():
-                if nbytes > most.get((memory, side), 0):
+                if nbytes > most.get((memory, side), 0) and not isinstance(memory, Slot):
                     most[memory, side] = nbytes
-        return [Need(memory, side, nbytes) for (memory, side), nbytes in most.items()]
+        return self._arena + [Need(memory, side, nbytes) for (memory, side), nbytes in most.items()]
 
     def all_needs(self) -> list[Need]:
         """`needs` of the whole schedule, worked out anew only after a blob has moved to another memory."""
@@ -497,9 +547,19 @@ def first_uses(calls: Iterable[Call]) -> dict[SyncedMemory, bool]:
 
 
 class Span:
-    """A run of calls, with what it needs, what it relies on and what it writes."""
+    """A run of calls, with what it needs, what it relies on and what it writes.
 
-    __slots__ = ("_blob_needs", "_scratch", "first_uses", "schedule", "start", "stop", "written")
+    Attributes:
+        first_uses: of each memory, whether its first use replaces all that is used of it.
+        written: the memories that it writes.
+        left: those of them that have their bytes at its end.
+        spent: those whose bytes others have at its end.
+        overrun: memories that it does not write, whose bytes it gives to others.
+    """
+
+    __slots__ = (
+        "_blob_needs", "_scratch", "first_uses", "left", "overrun", "schedule", "spent", "start", "stop", "written",
+    )  # fmt: skip
 
     def __init__(self, schedule: Schedule, start: int, stop: int) -> None:
         self.schedule = schedule
@@ -509,6 +569,9 @@ class Span:
         self._scratch = schedule.scratch_bytes(start, stop)
         self.first_uses = first_uses(calls)
         self.written = {view.memory: None for item in calls for view in item.writes}
+        self.left = self.written
+        self.spent: list[SyncedMemory] = []
+        self.overrun: list[SyncedMemory] = []
 
     @property
     def needs(self) -> list[Need]:

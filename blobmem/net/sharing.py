@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from blobmem.errors import SharedBlobError
-from blobmem.memory import SyncedMemory
+from blobmem.memory import SyncedMemory, View
 
 if TYPE_CHECKING:
     from blobmem.net.net import Net
 
 
-class Identity:
+class Writer:
+    """Who wrote a memory last, and what to say to whoever would read in it what is there no more."""
+
+    __slots__ = ()
+
+    def about_blob(self, name: str, owner: Any, memory: str) -> str:
+        """Why blob `name` of net `owner`, in the memory of that name, cannot be read or written, and what to do."""
+        return (
+            f"blob '{name}' of {owner} was overwritten by {self}, which shares its memory: "
+            f"run {owner} again before reading it, or build the nets with share=False (--no-share)"
+        )
+
+    def about_pass(self, reader: Any, memory: str) -> str:
+        """Why a pass of net `reader` cannot begin, which would read the memory of that name, and what to do."""
+        return (
+            f"{reader} would read '{memory}', which {self} has overwritten since: run {reader} "
+            "forward from its first layer again, or build the nets with share=False (--no-share)"
+        )
+
+
+class Identity(Writer):
     """Who wrote a shared memory last; by identity, without keeping the net alive."""
 
     __slots__ = ("__weakref__", "label", "unfinished")
@@ -28,7 +49,7 @@ class Identity:
         return self.label
 
 
-class Unfinished:
+class Unfinished(Writer):
     """Who wrote, in place of a net, the memories of a pass of it that failed: nobody knows which of them it has."""
 
     __slots__ = ("_label",)
@@ -38,6 +59,31 @@ class Unfinished:
 
     def __str__(self) -> str:
         return f"a pass of {self._label() or 'a net that is gone'} that did not end"
+
+
+class Spent(Writer):
+    """Who wrote, in place of a net, the memories whose bytes its plan has given to other arrays."""
+
+    __slots__ = ("_mode",)
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+
+    def about_blob(self, name: str, owner: Any, memory: str) -> str:
+        return (
+            f"blob '{name}' of {owner} has no bytes now: with memory='{self._mode}' other arrays have them before and "
+            f"after it is used in a pass. {self._remedy(memory)}"
+        )
+
+    def about_pass(self, reader: Any, memory: str) -> str:
+        return (
+            f"{reader} would read '{memory}', whose bytes other arrays have now, with memory='{self._mode}': run it "
+            f"forward from its first layer again. {self._remedy(memory)}"
+        )
+
+    def _remedy(self, memory: str) -> str:
+        name = memory.removesuffix(".diff")
+        return f"To keep it build the net with keep=['{name}'], or to keep everything with memory='keep'"
 
 
 @dataclass(slots=True)
@@ -64,25 +110,25 @@ class SharingGroup:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._members: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._shares = False  # several nets, though all but one may be gone
 
     def join(self, other: SharingGroup, nets: Sequence[Net]) -> None:
         """Make one group of two; every member net then uses the other's."""
         other._members.update(self._members)
         other._members.update(nets)
+        other._shares |= self._shares or len(nets) > 1
         for net in list(other._members):
             net.group = other
 
     def check(self, identity: Any, uses: Mapping[SyncedMemory, bool]) -> None:
         """Raise SharedBlobError if what would be read before it is replaced was last written by another net."""
-        if not self._members:
-            return
         for memory, replaced in uses.items():
             writer = memory.writer
-            if not replaced and memory.shared and writer is not None and writer is not identity:
-                raise SharedBlobError(
-                    f"{identity} would read '{memory.name}', which {writer} has overwritten since: run {identity} "
-                    "forward from its first layer again, or build the nets with share=False (--no-share)"
-                )
+            if replaced or not memory.shared or writer is None or writer is identity:
+                continue
+            # a net may read what one outside the group has computed, but not what nobody has
+            if self._shares or isinstance(writer, Spent):
+                raise SharedBlobError(writer.about_pass(identity, memory.name))
 
     def claim(self, identity: Any, memories: Iterable[SyncedMemory]) -> None:
         """Note that a net is about to write these memories."""
@@ -92,31 +138,41 @@ class SharingGroup:
                     memory.set_writer(identity)
 
 
+Bind = Callable[[SyncedMemory], None]
+
+
 @dataclass(slots=True)
-class _Slot:
-    """A memory of a net, with the halves of blobs that lie in it."""
+class Halves:
+    """The halves of a net's blobs that lie in one memory: names, views, and what puts each into another memory."""
 
     memory: SyncedMemory
     names: list[str] = field(default_factory=list)
-    binds: list[Callable[[SyncedMemory], None]] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
+    binds: list[Bind] = field(default_factory=list)
+
+    def move(self, memory: SyncedMemory) -> None:
+        """Put all of them, at the offsets that they have, into another memory."""
+        for bind in self.binds:
+            bind(memory)
 
 
-def _slots(net: Net) -> dict[SyncedMemory, _Slot]:
-    """The net's memories after aliasing, activations, gradients and internal arrays, by what lies in them."""
-    slots: dict[SyncedMemory, _Slot] = {}
+def halves(net: Net, used: Container[SyncedMemory]) -> dict[SyncedMemory, Halves]:
+    """A net's memories after aliasing, of activations, internal arrays and those gradients that are in `used`, with
+    what lies in them."""
+    found: dict[SyncedMemory, Halves] = {}
 
-    def add(name: str, memory: SyncedMemory, bind: Callable[[SyncedMemory], None]) -> None:
-        slot = slots.setdefault(memory, _Slot(memory))
-        slot.names.append(name)
-        slot.binds.append(bind)
+    def add(name: str, view: View, bind: Callable[..., None]) -> None:
+        of_memory = found.setdefault(view.memory, Halves(view.memory))
+        of_memory.names.append(name)
+        of_memory.views.append(view)
+        of_memory.binds.append(functools.partial(bind, offset=view.offset))
 
     for name, blob in (*net.blobs.items(), *net.internals.items()):
-        add(name, blob.data_view.memory, blob.bind_data)
-    used = net.first_uses()
-    for name, blob in net.blobs.items():
+        add(name, blob.data_view, blob.bind_data)
+    for name, blob in (*net.blobs.items(), *net.internals.items()):
         if blob.has_diff and blob.diff_view.memory in used:
-            add(f"{name}.diff", blob.diff_view.memory, blob.bind_diff)
-    return slots
+            add(f"{name}.diff", blob.diff_view, blob.bind_diff)
+    return found
 
 
 def share_blobs(net: Net, other: Net) -> SharingReport:
@@ -126,45 +182,44 @@ def share_blobs(net: Net, other: Net) -> SharingReport:
     each of the two nets replaces before it reads them in a whole pass.
     """
     report = SharingReport()
-    here, there = _slots(net), _slots(other)
-    by_name = {name: slot for slot in there.values() for name in slot.names}
     uses, other_uses = net.first_uses(), other.first_uses()
-    taken = {memory: slot for memory, slot in there.items() if memory in here}
-    for slot in list(here.values()):
-        if slot.memory not in uses:
+    here, there = halves(net, uses), halves(other, other_uses)
+    by_name = {name: lying for lying in there.values() for name in lying.names}
+    taken = {memory: lying for memory, lying in there.items() if memory in here}
+    for own in list(here.values()):
+        if own.memory not in uses:
             continue  # nothing in this net touches it
-        if slot.memory in there:
-            report.shared.update((name, name) for name in slot.names)
+        if own.memory in there:
+            report.shared.update((name, name) for name in own.names)
             continue
         reason = "the other net has no blob of that name"
-        for name in slot.names:
+        for name in own.names:
             target = by_name.get(name)
             if target is None:
                 continue
             if target.memory in taken:
                 reason = f"'{name}' is in one memory with {_others(target, name)} there, and distinct from it here"
-            elif not uses[slot.memory]:
+            elif not uses[own.memory]:
                 reason = f"{net.identity} reads it before replacing it (a net input, or filled once)"
             elif not other_uses.get(target.memory, False):
                 reason = f"{other.identity} reads it before replacing it (a net input, or filled once)"
             else:
-                _merge(slot, target, other, report)
+                _merge(own, target, other, report)
                 taken[target.memory] = target
                 break
         else:
-            report.unshared.update((name, reason) for name in slot.names)
+            report.unshared.update((name, reason) for name in own.names)
     return report
 
 
-def _others(slot: _Slot, name: str) -> str:
-    return ", ".join(f"'{other}'" for other in slot.names if other != name) or "another blob"
+def _others(target: Halves, name: str) -> str:
+    return ", ".join(f"'{other}'" for other in target.names if other != name) or "another blob"
 
 
-def _merge(slot: _Slot, target: _Slot, other: Net, report: SharingReport) -> None:
+def _merge(own: Halves, target: Halves, other: Net, report: SharingReport) -> None:
     memory = target.memory
-    for name, bind in zip(slot.names, slot.binds, strict=True):
-        bind(memory)
-        report.shared[name] = name if name in target.names else target.names[0]
+    own.move(memory)
+    report.shared.update((name, name if name in target.names else target.names[0]) for name in own.names)
     memory.shared = True
     if memory.writer is None and not memory.is_zero(0, max(memory.cpu_capacity, memory.gpu_capacity)):
         memory.set_writer(other.identity)  # it has run before

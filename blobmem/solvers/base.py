@@ -37,7 +37,9 @@ class Solver:
         device: a Device or its word ("cpu", "simulated:8GiB"); the default device when None.
         seed: what fillers and random draws are a function of; the solver's random_seed when None.
         level, stages: added to the train net's state, which include and exclude rules see.
-        net_options: as for `build_nets` (dtype, input_shapes, train_batch, test_batches, skip_damaged).
+        memory: "keep", or "train" for as little memory as will do (`build_nets`): blobs are then readable only while
+            no other array has their bytes, but for outputs, parameters and those named in `keep`.
+        net_options: as for `build_nets` (dtype, input_shapes, train_batch, test_batches, skip_damaged, keep).
 
     Attributes:
         param: the SolverParameter.
@@ -60,8 +62,11 @@ class Solver:
         seed: int | None = None,
         level: int | None = None,
         stages: Sequence[str] = (),
+        memory: str = "keep",
         **net_options: Any,
     ) -> None:
+        if memory == "inference":
+            raise ValueError("a solver trains: its memory is 'keep' or 'train', not 'inference'")
         if not hasattr(type(self), "updater_type"):
             raise TypeError("Solver is the base of SGDSolver and the like: use blobmem.get_solver(file)")
         self.source = file_of(model)
@@ -74,7 +79,8 @@ class Solver:
         if level is not None:
             self.param.train_state.level = level
         self.param.train_state.stage.extend(stages)
-        nets = build_nets(solver_specs(self.param, self.source), share, device=place, seed=seed, **net_options)
+        specs = solver_specs(self.param, self.source)
+        nets = build_nets(specs, share, device=place, seed=seed, memory=memory, **net_options)
         self.net: Net = nets.train
         self.test_nets: list[Net] = nets.tests
         self.reports: list[SharingReport] = nets.reports

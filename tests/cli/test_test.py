@@ -30,6 +30,13 @@ def test_a_solver_file_and_the_simulated_device(blobmem, tiny, weights):
     assert float(result.events("test")[0]["loss"]) == pytest.approx(np.log(np.exp(1) + 2) - 1, abs=1e-5)
 
 
+def test_where_arrays_take_turns_the_means_are_the_same(blobmem, tiny, weights):
+    options = ("--model", tiny.net, "--weights", weights, "--iterations", 3)
+    kept, turns = (blobmem("test", *options, "--memory", mode) for mode in ("keep", "inference"))
+    assert turns.code == 0, turns.err
+    assert turns.events("test")[0]["loss"] == kept.events("test")[0]["loss"]
+
+
 def test_layers_without_parameters_are_warned_of(blobmem, tiny, weights):
     tiny.net.write_text(tiny.net.read_text().replace('name: "ip"', 'name: "other"'))
     result = blobmem("test", "--model", tiny.net, "--weights", weights, "--iterations", 1)

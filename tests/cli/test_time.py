@@ -51,3 +51,9 @@ def test_a_wrong_file_names_its_line(blobmem, tiny, text):
     tiny.net.write_text(text)
     result = blobmem("time", "--model", tiny.net)
     assert result.code == 1 and f"{tiny.net}:1:" in result.err and not result.out
+
+
+@pytest.mark.parametrize("phase", ["TRAIN", "TEST"])
+def test_layer_by_layer_where_arrays_take_turns(blobmem, tiny, phase):
+    result = blobmem("time", "--model", tiny.net, "--iterations", 1, "--phase", phase, "--memory", "train")
+    assert result.code == 0, result.err

@@ -29,7 +29,9 @@ def test_it_ends_with_the_footprint_of_its_nets(blobmem, tiny):
 
 
 def test_sharing_is_the_default_and_said(blobmem, tiny):
-    (shared,) = blobmem("train", "--solver", tiny.solver).events("share")
+    (turns,) = blobmem("train", "--solver", tiny.solver).events("share")
+    assert (turns["memory"], turns["shared"], turns["not_shared"]) == ("train", "0", "-")
+    (shared,) = blobmem("train", "--solver", tiny.solver, "--memory", "keep").events("share")
     assert int(shared["shared"]) >= 2 and "label" in shared["not_shared"].split(",")
     (apart,) = blobmem("train", "--solver", tiny.solver, "--no-share").events("share")
     assert apart["shared"] == "0"
@@ -43,6 +45,7 @@ def losses(result):
 def test_sharing_and_device_do_not_change_a_loss(blobmem, tiny):
     expected = losses(blobmem("train", "--solver", tiny.solver))
     assert losses(blobmem("train", "--solver", tiny.solver, "--no-share")) == expected
+    assert losses(blobmem("train", "--solver", tiny.solver, "--memory", "keep")) == expected
     assert losses(blobmem("train", "--solver", tiny.solver, "--device", "simulated")) == expected
 
 

@@ -32,7 +32,7 @@ class Pair:
     def __init__(self, device=None):
         self.device = SimulatedDevice() if device is None else device
         self.memory = SyncedMemory(0, self.device, name="x")
-        self.memory.reordered = Reordered(self.memory, turn)
+        self.memory.reordered = Reordered(self.memory, turn, SyncedMemory(device=self.memory.device))
         self.model = np.zeros(MOST * ITEM, np.float32)
         self.views = {n: self.memory.view(0, 4 * n * ITEM) for n in range(1, MOST + 1)}
 

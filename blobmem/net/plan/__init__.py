@@ -2,5 +2,6 @@
 
 from blobmem.net.plan.arena import Layout, layout
 from blobmem.net.plan.liveness import Lifetime, Lifetimes, lifetimes
+from blobmem.net.plan.places import Arena, Plan
 
-__all__ = ["Layout", "Lifetime", "Lifetimes", "layout", "lifetimes"]
+__all__ = ["Arena", "Layout", "Lifetime", "Lifetimes", "Plan", "layout", "lifetimes"]

@@ -12,9 +12,9 @@ from blobmem.ops.call import Call, Operand
 
 
 class Lifetime(NamedTuple):
-    """Bytes that are in use from call `first` to call `last`, both included.
+    """Bytes that are in use from step `first` to step `last`, both included.
 
-    `key` says whose they are: a memory, or for a call's scratch the call's index. Nothing is made of it here.
+    `key` says whose they are: a memory, or for a step's scratch the step's index. Nothing is made of it here.
     """
 
     key: Hashable
@@ -23,7 +23,7 @@ class Lifetime(NamedTuple):
     last: int
 
     def happens_before(self, other: Lifetime) -> bool:
-        """Whether the last use is over before the other's first begins. On one stream that is the calls' order."""
+        """Whether the last use is over before the other's first begins. On one stream that is the steps' order."""
         return self.last < other.first
 
 
@@ -39,28 +39,32 @@ class Lifetimes(NamedTuple):
     pinned: dict[SyncedMemory, int]
 
 
-def lifetimes(calls: Sequence[Call], scratch: Sequence[int] = (), keep: Collection[SyncedMemory] = ()) -> Lifetimes:
-    """What the calls of a pass use, and from when to when; of a training iteration forward, backward and update.
+def lifetimes(
+    steps: Sequence[Sequence[Call]], scratch: Sequence[int] = (), keep: Collection[SyncedMemory] = ()
+) -> Lifetimes:
+    """What the steps of a pass use, and from when to when; of a training iteration forward and backward.
 
     Args:
-        calls: what runs, in order: where a group of calls is fused, the one that runs in its place.
-        scratch: bytes of workspace of each call; none if empty.
+        steps: what runs, in order: of each the calls that it is made of. All that these use is in use at one time,
+            as they may run as one.
+        scratch: bytes of workspace of each step; none if empty.
         keep: memories that somebody reads after the pass.
 
     The unit is a memory, that is an array with all that lies over it (in-place tops, splits, flattened tops). It is
     pinned if it is in `keep`, if a `once` call fills it, or if bytes are read that the pass has not written before
-    (parameters, solver state, statistics that run on, inputs that a user fills). The scratch of call i has the key i.
+    (parameters, solver state, statistics that run on, inputs that a user fills). The scratch of step i has the key i.
     """
-    if scratch and len(scratch) != len(calls):
-        raise ValueError(f"scratch of {len(scratch)} calls is given, for {len(calls)}")
+    if scratch and len(scratch) != len(steps):
+        raise ValueError(f"scratch of {len(scratch)} steps is given, for {len(steps)}")
     uses: dict[SyncedMemory, _Use] = {}
-    for index, call in enumerate(calls):
-        for operand in _reads_first(call):
-            memory = operand.view.memory
-            use = uses.get(memory)
-            if use is None:
-                use = uses[memory] = _Use(index, pinned=memory in keep)
-            use.add(operand, index, call.once)
+    for index, calls in enumerate(steps):
+        for call in calls:
+            for operand in _reads_first(call):
+                memory = operand.view.memory
+                use = uses.get(memory)
+                if use is None:
+                    use = uses[memory] = _Use(index, pinned=memory in keep)
+                use.add(operand, index, call.once)
     arena = [life for use in uses.values() if not use.pinned for life in use.lifetimes()]
     arena += [Lifetime(index, nbytes, index, index) for index, nbytes in enumerate(scratch) if nbytes]
     pinned = {place: nbytes for use in uses.values() if use.pinned for place, nbytes in use.places.items()}

@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 from blobmem import SimulatedDevice
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
-from blobmem.net.plan import Lifetime, layout, lifetimes
+from blobmem.net.plan import Lifetime, layout
+from blobmem.net.plan import lifetimes as lifetimes_of_steps
 from blobmem.ops.call import Operand, accumulate_diff, call, overwrite, overwrite_diff, read, read_diff, write
 
 BLOCK = 512
+
+
+def lifetimes(calls, scratch=(), keep=()):
+    """Of calls that run one by one."""
+    return lifetimes_of_steps([[each] for each in calls], scratch, keep)
 
 
 @pytest.fixture
@@ -118,8 +124,17 @@ def test_scratch_lives_as_long_as_its_call(blobs):
     calls = [call("fill", overwrite(a)), call("copy", read(a)), call("copy", read(a))]
     found = lifetimes(calls, scratch=[0, 700, 30])
     assert found.arena == [Lifetime(memory(a), 400, 0, 2), Lifetime(1, 700, 1, 1), Lifetime(2, 30, 2, 2)]
-    with pytest.raises(ValueError, match="scratch of 2 calls is given, for 3"):
+    with pytest.raises(ValueError, match="scratch of 2 steps is given, for 3"):
         lifetimes(calls, scratch=[1, 2])
+
+
+def test_what_runs_as_one_is_in_use_at_one_time(blobs):
+    a, b, c, d = blobs
+    steps = [
+        [call("fill", overwrite(a))],
+        [call("copy", read(a), overwrite(b)), call("copy", read(b), overwrite(c)), call("copy", read(c), overwrite(d))],
+    ]
+    assert [life[1:] for life in lifetimes_of_steps(steps).arena] == [(400, 0, 1), *[(400, 1, 1)] * 3]
 
 
 def test_an_array_channels_last_has_a_place_of_its_own(blobs):

@@ -145,7 +145,7 @@ def test_plan_over_lower_bound(monkeypatch, check, largest_load, name, phase):
     device = SimulatedDevice(compute=False)
     net = blobmem.Net(model, phase, device=device, seed=0, input_shapes=shapes, forward_only=phase == TEST)
     calls, scratch, keep = whole_pass(net)
-    found = lifetimes(calls, scratch, keep)
+    found = lifetimes([[each] for each in calls], scratch, keep)
     plan = layout(found.arena)
     check(found.arena, plan)
     bound, outside = reckoned(calls, scratch, keep)

@@ -1,0 +1,208 @@
+"""Where the arrays of a net lie in an arena, and which of them have their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from blobmem.devices import Device
+from blobmem.memory import Intent, Side, SyncedMemory, View
+from blobmem.memory.extents import Extents
+from blobmem.memory.reordered import Reordered
+from blobmem.memory.slot import Slot
+from blobmem.net.layouts import turn
+from blobmem.net.plan.arena import layout
+from blobmem.net.plan.liveness import Lifetime, lifetimes
+from blobmem.net.sharing import Halves, Spent, halves
+from blobmem.ops.call import Call
+
+if TYPE_CHECKING:
+    from blobmem.net.net import Net
+    from blobmem.net.schedule import Schedule, Span
+
+Places = Mapping[Hashable, tuple[Lifetime, int]]
+"""Of an array, or a step's scratch, its lifetime and its offset in the arena."""
+
+
+class Arena:
+    """Bytes in which the arrays of a net take turns, or those of several nets that run one at a time."""
+
+    def __init__(self) -> None:
+        self._memory: SyncedMemory | None = None
+        self._last: Plan | None = None
+
+    def memory(self, device: Device) -> SyncedMemory:
+        """The bytes; others, if the device is another one than when they were last asked for."""
+        if self._memory is None or self._memory.device is not device:
+            self._memory = SyncedMemory(0, device, name="arena", pinnable=False)
+        return self._memory
+
+    def enter(self, plan: Plan) -> bool:
+        """A pass under this plan begins: the arrays of other plans have no bytes any more. Whether that is news."""
+        if self._last is plan:
+            return False
+        if self._last is not None:
+            self._last.spend(self._last.memories)
+        self._last = plan
+        return True
+
+
+class _Tenant(NamedTuple):
+    """An array (no memory: scratch), and where in the arena it lies from which step to which."""
+
+    memory: SyncedMemory | None
+    ranges: list[tuple[int, int]]
+    first: int
+    last: int
+
+    def take(self, taken: Extents) -> None:
+        for start, stop in self.ranges:
+            taken.put(start, stop, 1)
+
+    def meets(self, taken: Extents) -> bool:
+        return any(bits for start, stop in self.ranges for _, _, bits in taken.runs(start, stop))
+
+
+class Plan:
+    """The places of a net's arrays in an arena, for the schedules of a pass that run one after the other.
+
+    Making it moves into slots of the arena what the pass fills before it reads it, scratch too. None of these arrays
+    has bytes before it is written.
+
+    Args:
+        net: whose blobs these are.
+        schedules: of the pass, in order.
+        keep: memories that somebody reads after the pass, which stay where they are.
+        arena: the bytes where the others take turns.
+
+    Attributes:
+        arena, nbytes: the bytes, and how many of them it takes.
+        tenants: what takes turns there.
+        memories: those of the tenants that are arrays, as views see them.
+        spent: the writer of those that have no bytes now.
+    """
+
+    def __init__(
+        self, net: Net, schedules: Sequence[Schedule], keep: Iterable[SyncedMemory], arena: SyncedMemory
+    ) -> None:
+        self.spent = Spent(net.memory)
+        self.arena, self._side = arena, schedules[0].side
+        units = [schedule.units() for schedule in schedules]
+        steps = list(chain.from_iterable(units))
+        used = dict.fromkeys(_memories(call for step in steps for call in step.calls))
+        lying = halves(net, used)
+        pinned = {*keep, *(memory for memory in used if memory not in lying or _is_seen(lying[memory]))}
+        pinned.update(_memories(call for step in steps if step.travels for call in step.calls))
+        lives = lifetimes([step.calls for step in steps], [step.scratch for step in steps], pinned).arena
+        offsets, self.nbytes = layout(lives)
+        places = {life.key: (life, offset) for life, offset in zip(lives, offsets, strict=True)}
+        self.tenants = [tenant for memory in used if (tenant := self._move(memory, lying.get(memory), places))]
+        self.memories = {tenant.memory for tenant in self.tenants if tenant.memory is not None}
+        self._times: list[tuple[int, list[tuple[int, int]]]] = []  # of each schedule: its first step, its units
+        first = 0
+        for schedule, own in zip(schedules, units, strict=True):
+            rooms = {unit.start: self._room(places[at]) for at, unit in enumerate(own, first) if at in places}
+            schedule.lie_in(self.arena, self.nbytes, rooms)
+            self._times.append((first, [(unit.start, unit.stop) for unit in own]))
+            first += len(own)
+        self._bound = [view.memory for view in _views(schedules)]
+
+    def _move(self, memory: SyncedMemory, lying: Halves | None, places: Places) -> _Tenant | None:
+        """Put an array, and what keeps it channels last, where it has a place in the arena."""
+        own, last = places.get(memory), None
+        if memory.reordered is not None:
+            last = places.get(memory.reordered.array)
+        found = [place for place in (own, last) if place is not None]
+        if not found:
+            return None
+        if own is not None:
+            assert lying is not None
+            memory = self._slot(own, memory.name)
+            lying.move(memory)
+        if last is not None:
+            # where nobody uses the usual order it is made when somebody asks for it, in bytes outside the arena
+            memory.reordered = Reordered(memory, turn, self._slot(last, f"{memory.name} (channels last)"))
+        memory.shared = True
+        memory.set_writer(self.spent)
+        life, _ = found[0]
+        return _Tenant(memory, [(at, at + each.nbytes) for each, at in found], life.first, life.last)
+
+    def _room(self, place: tuple[Lifetime, int]) -> Slot:
+        """Scratch of a step."""
+        life, at = place
+        self.tenants.append(_Tenant(None, [(at, at + life.nbytes)], life.first, life.last))
+        return self._slot(place, "scratch")
+
+    def _slot(self, place: tuple[Lifetime, int], name: str) -> Slot:
+        life, offset = place
+        return Slot(self.arena, offset, life.nbytes, name)
+
+    # ---------------------------------------------------------------- while it holds
+
+    def fits(self, schedules: Sequence[Schedule]) -> bool:
+        """Whether arrays still lie over each other as they did, and what takes turns is where it was."""
+        renamed: dict[SyncedMemory, SyncedMemory] = {}
+        for then, view in zip(self._bound, _views(schedules), strict=True):
+            now = view.memory
+            if renamed.setdefault(then, now) is not now or (now is not then and {now, then} & self.memories):
+                return False
+        return len(set(renamed.values())) == len(renamed)
+
+    def follow(self, span: Span, backward: bool) -> None:
+        """Work out which arrays' bytes the span gives to others."""
+        first, units = self._times[backward]
+        steps = {at for at, (start, stop) in enumerate(units, first) if start < span.stop and span.start < stop}
+        written = [t for t in self.tenants if t.memory in span.written or (t.memory is None and t.first in steps)]
+        taken, later = Extents(), Extents()
+        for tenant in written:
+            tenant.take(taken)
+        for tenant in self.tenants:
+            if tenant.memory is not None and tenant.memory not in span.written and tenant.meets(taken):
+                span.overrun.append(tenant.memory)
+        coming = sorted(written, key=lambda tenant: tenant.first)
+        for tenant in sorted(written, key=lambda tenant: tenant.last, reverse=True):
+            while coming and coming[-1].first > tenant.last:
+                coming.pop().take(later)
+            if tenant.memory is not None and tenant.meets(later):
+                span.spent.append(tenant.memory)
+        spent = {*span.spent}
+        span.left = dict.fromkeys(memory for memory in span.written if memory not in spent)
+
+    def begin(self, span: Span, arena: Arena) -> None:
+        """The span, which has been secured, is about to run."""
+        if arena.enter(self):
+            # all at once, so that the epoch does not move with each array, and steps need not look again
+            stream = self.arena.device.compute_stream() if self._side is Side.DEVICE else None
+            for intent in (Intent.OVERWRITE, Intent.READ):
+                self.arena.access(self._side, 0, self.nbytes, intent, stream)
+        self.spend(span.overrun)
+
+    def spend(self, memories: Iterable[SyncedMemory]) -> None:
+        """Those of the memories that take turns have no bytes any more."""
+        for memory in memories:
+            if memory.writer is not self.spent and memory in self.memories:
+                memory.set_writer(self.spent)
+
+    def end(self, net: Net) -> None:
+        """Give the net's arrays memories of their own again, which have no bytes until another plan or pass."""
+        self.spend(self.memories)  # others may have views of them
+        for memory, lying in halves(net, self.memories).items():
+            if memory in self.memories:
+                fresh = SyncedMemory(0, memory.device, memory.name)
+                fresh.shared, fresh.writer = True, self.spent
+                lying.move(fresh)
+
+
+def _views(schedules: Iterable[Schedule]) -> Iterator[View]:
+    return (operand.view for schedule in schedules for call in schedule.calls for operand in call.present())
+
+
+def _memories(calls: Iterable[Call]) -> Iterator[SyncedMemory]:
+    return (operand.view.memory for call in calls for operand in call.present())
+
+
+def _is_seen(lying: Halves) -> bool:
+    """Whether anybody but the net's own blobs has views of a memory."""
+    own = {id(view) for view in lying.views}
+    return any(id(view) not in own for view in lying.memory.views())
