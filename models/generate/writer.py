@@ -19,6 +19,7 @@ class Word(str):
 
 MAX, AVE = Word("MAX"), Word("AVE")
 TRAIN, TEST = Word("TRAIN"), Word("TEST")
+IMAGENET = ("ilsvrc12_train_lmdb", "ilsvrc12_val_lmdb")
 IMAGENET_MEAN = (104, 117, 123)  # blue, green, red, in the order in which Caffe's databases hold them
 
 Fields = Mapping[str, Any]
@@ -105,15 +106,22 @@ class Net:
         return top if isinstance(top, str) else top[0]
 
     def data(
-        self, train: int, test: int, deploy: int, *, mean: Sequence[int] = IMAGENET_MEAN, scale: float | None = None
+        self,
+        train: int,
+        test: int,
+        deploy: int,
+        *,
+        databases: tuple[str, str] = IMAGENET,
+        mean: Sequence[int] = IMAGENET_MEAN,
+        scale: float | None = None,
     ) -> str:
         """The input: databases in this model's folder, in the deploy file an Input layer. Numbers are batch sizes."""
         if self.deploy:
             return self.layer("data", "Input", (), "data", input_param={"shape": {"dim": [deploy, *self.shape]}})
-        for phase, split, batch in ((TRAIN, "train", train), (TEST, "val", test)):
+        for phase, database, batch in zip((TRAIN, TEST), databases, (train, test), strict=True):
             transform: dict[str, Any] = {} if scale is None else {"scale": scale}
             transform |= {"mirror": phase == TRAIN, "crop_size": self.shape[1], "mean_value": mean}
-            source = f"models/{self.folder}/ilsvrc12_{split}_lmdb"
+            source = f"models/{self.folder}/{database}"
             self.layer(
                 "data",
                 "Data",
@@ -217,11 +225,21 @@ class Net:
         return self.layer(name, "LRN", bottom, name, lrn_param={"local_size": 5, "alpha": 0.0001, "beta": 0.75})
 
     def batch_norm(
-        self, norm: str, scale: str, blob: str, *, eps: float | None = None, phase: Word | None = None
+        self,
+        norm: str,
+        scale: str,
+        bottom: str,
+        *,
+        top: str | None = None,
+        eps: float | None = None,
+        phase: Word | None = None,
     ) -> str:
-        """BatchNorm and the Scale with bias that follows it, both in place; `eps` None leaves Caffe's 1e-5."""
+        """BatchNorm, in place unless it has a `top`, and the Scale with bias that follows it, always in place.
+
+        `eps` None leaves Caffe's 1e-5.
+        """
         param = None if eps is None else {"eps": eps}
-        self.layer(norm, "BatchNorm", blob, blob, include=_only(phase), batch_norm_param=param)
+        blob = self.layer(norm, "BatchNorm", bottom, top or bottom, include=_only(phase), batch_norm_param=param)
         return self.layer(scale, "Scale", blob, blob, include=_only(phase), scale_param={"bias_term": True})
 
     def concat(self, name: str, bottoms: Sequence[str]) -> str:

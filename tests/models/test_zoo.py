@@ -26,16 +26,20 @@ class Model(NamedTuple):
     test_batch: int
     parameters: int  # of the deploy net
     auxiliary: int = 0  # parameters that only the training net has, or both nets of the train/test file
+    classes: int = 1000
+    test_images: int = 50_000
 
 
 ZOO = {
-    "lenet": Model((1, 28, 28), 64, 100, 431_080),
+    "lenet": Model((1, 28, 28), 64, 100, 431_080, classes=10, test_images=2_000),
     "caffenet": Model((3, 227, 227), 256, 50, 60_965_224),
     "alexnet": Model((3, 227, 227), 256, 50, 60_965_224),
     "googlenet": Model((3, 224, 224), 32, 50, 6_998_552, 6_379_728),
     "vgg16": Model((3, 224, 224), 64, 50, 138_357_544),
     # 25,557,032 is the number usually given; conv1 has a bias in the authors' files, which most ports leave out
     "resnet50": Model((3, 224, 224), 32, 25, 25_557_032 + 64),
+    # the paper's 10.2 million are those of the convolutions and fc10; the rest are scales and offsets behind batch norm
+    "resnet1001": Model((3, 32, 32), 64, 50, 10_178_490 + 149_216, classes=10, test_images=10_000),
     "squeezenet": Model((3, 227, 227), 32, 25, 1_235_496),
     "inception_v3": Model((3, 299, 299), 32, 25, 23_834_568, 3_326_696),
 }
@@ -178,7 +182,7 @@ def test_parameters_are_the_published_number(name: str) -> None:
     deploy = reckon(zoo_net(name, "deploy"))
     assert deploy.parameters == model.parameters
     assert deploy.blobs["data"][1:] == model.shape
-    assert deploy.blobs["prob"][1] == (10 if name == "lenet" else 1000)
+    assert deploy.blobs["prob"][1] == model.classes
     train = reckon(zoo_net(name), "TRAIN", stated_shape(name))
     assert train.parameters == model.parameters + model.auxiliary
 
@@ -221,8 +225,7 @@ def test_solver_belongs_to_its_model(name: str) -> None:
     assert solver.net == f"{folder}train_val.prototxt"
     assert solver.snapshot_prefix.startswith(folder)
     assert solver.base_lr > 0 and solver.max_iter > 0 and solver.momentum == pytest.approx(0.9)
-    images = 2_000 if name == "lenet" else 50_000
-    assert list(solver.test_iter) == [images // ZOO[name].test_batch]
+    assert list(solver.test_iter) == [ZOO[name].test_images // ZOO[name].test_batch]
     assert solver.test_interval > 0
     for layer in zoo_net(name).layer:
         if layer.type == "Data":
@@ -235,6 +238,25 @@ def test_readme_gives_paper_input_and_parameters(name: str) -> None:
     assert "https://" in text
     assert "x".join(map(str, ZOO[name].shape)) in text
     assert f"{ZOO[name].parameters:,}" in text
+
+
+def test_resnet1001_activates_before_each_convolution() -> None:
+    """The paper's net: 1,000 convolutions in a row and fc10, 3 projections beside them, and sums that nothing touches."""
+    wrote: dict[str, str] = {"data": "ReLU"}  # blob -> the type of the layer that wrote it last
+    shortcuts = []
+    convolutions = 0
+    for layer in zoo_net("resnet1001", "deploy").layer:
+        found = [wrote.get(bottom, "") for bottom in layer.bottom]
+        if layer.type == "Convolution":
+            convolutions += 1
+            assert found == ["ReLU"], layer.name
+        elif layer.type == "Eltwise":
+            assert found[1] == "Convolution", layer.name
+            shortcuts.append(found[0])
+        if layer.type != "Input":
+            wrote[layer.top[0]] = layer.type
+    assert convolutions == 1000 + 3
+    assert shortcuts == 3 * ["Convolution", *110 * ["Eltwise"]]
 
 
 @pytest.mark.parametrize(("batch", "mebibytes"), [(50, 200.6), (250, 1002.9)])
