@@ -1,19 +1,22 @@
 """Footprints: the bytes that a train net and its test nets hold on a device, by purpose, before anything runs.
 
 A footprint is the capacity held on the device side after one training and one test iteration, before rounding to
-chunks. It follows from the schedules alone; `measure` runs them and asks the device.
+chunks. It follows from the schedules alone; `measure` runs them and asks the device. Of an arena, in which arrays take
+turns, each purpose has what it has there at the fullest moment, and "gaps" has the rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,12 +29,14 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.memory.workspace import workspace
 from blobmem.net.builder import Nets, Specs, build_nets, is_solver, specs_of
 from blobmem.net.net import Net
+from blobmem.net.plan import Plan
 from blobmem.net.schedule import Need
 from blobmem.proto.text import read_solver
 from blobmem.solvers import Updater, updater_for
 
-PURPOSES = ("params", "gradients", "solver state", "data", "diffs", "internal", "workspace", "input buffers")
-SCHEMES = ("separate", "weights", "blobs")
+PURPOSES = ("params", "gradients", "solver state", "data", "diffs", "internal", "workspace", "input buffers", "gaps")
+PLANNED, BOUND = "planned", "lower bound"
+SCHEMES = ("separate", "weights", "blobs", PLANNED, BOUND)
 CHUNK = 2 << 20
 
 Bytes = dict[str, int]
@@ -66,7 +71,8 @@ class Scheme:
     """A footprint under one way of sharing: `train`, then `tests` in order, each beyond all before it.
 
     Attributes:
-        measured: bytes of the train net, then what each test net added when it first ran; None unless asked for.
+        measured: bytes of the train net, then what each test net added when it first ran; None unless asked for, and of
+            the lower bound.
         cards: on a GPU, what is in use there before the train net's first iteration, after it, and after each test
             net's; empty elsewhere.
     """
@@ -122,7 +128,10 @@ def footprint(
         model: path of a solver or net prototxt, or its message.
         train_batch, test_batches: batch sizes instead of the file's; a net file has as many test nets as batches.
         input_shapes: top name -> shape of one item, for data layers whose database is absent.
-        schemes: "separate", "weights" (parameters shared, as Caffe does), "blobs" (shared by name).
+        schemes: "separate", "weights" (parameters shared, as Caffe does), "blobs" (shared by name), "planned" (arrays
+            take turns in one arena, as `blobmem train` does), "lower bound" (of "planned": what stays, and the most
+            that is in use at one moment). A net whose shapes depend on values is not planned, and has no other bound
+            than what it holds.
         measured: also run one training and one test iteration per scheme, on zeros for images.
         make_device: makes the device whose workspaces count and, if measured, that is measured; one for each scheme.
             None makes simulated ones.
@@ -134,23 +143,45 @@ def footprint(
     shapes = {**stated_shapes(specs), **(input_shapes or {})}
     options = {"train_batch": train_batch, "test_batches": test_batches, "input_shapes": shapes}
     result = {}
-    for name in schemes:
+    # the lower bound is that of the plans of the same nets
+    for built, names in itertools.groupby(schemes, lambda name: PLANNED if name == BOUND else name):
         device = SimulatedDevice(compute=False) if make_device is None else make_device()
-        nets, update = _build(specs, solver, name, options, device)
-        result[name] = _account(name, nets, update)
-        if measured:
-            result[name].measured, result[name].cards = _measure(nets, update)
+        with uncollected():
+            nets, update = _build(specs, solver, built, options, device)
+            found = {name: _account(name, nets, update) for name in names}
+        if measured and built in found:
+            found[built].measured, found[built].cards = _measure(nets, update)
+        result.update(found)
         del nets, update  # the next scheme finds the device's memory as this one did
         gc.collect()
         workspace(device).trim()
     return result
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Garbage waits: a deep net is a million objects that stay, and to look for cycles among them as they come takes
+    longer than to make them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _build(
     specs: Specs, solver: Any, scheme: str, options: dict[str, Any], device: Device
 ) -> tuple[Nets, Updater | None]:
     nets = build_nets(
-        specs, share=scheme == "blobs", share_params=scheme != "separate", device=device, seed=0, **options
+        specs,
+        share=scheme in ("blobs", PLANNED),
+        share_params=scheme != "separate",
+        memory="train" if scheme == PLANNED else "keep",
+        device=device,
+        seed=0,
+        **options,
     )
     return nets, None if solver is None else updater_for(solver, nets.train)
 
@@ -161,9 +192,9 @@ def _account(name: str, nets: Nets, update: Updater | None) -> Scheme:
     solver_state = update.state_blobs() if update is not None else []
     if update is not None:
         needs += update.needs()
-    scheme = Scheme(name, _add(nets.train, needs, held, solver_state))
+    scheme = Scheme(name, _add(nets.train, needs, held, solver_state, name == BOUND))
     for net, report in zip(nets.tests, nets.reports, strict=True):
-        scheme.tests.append(_add(net, net.needs(), held, []))
+        scheme.tests.append(_add(net, net.needs(), held, [], name == BOUND))
         scheme.unshared.append(report.unshared)
     return scheme
 
@@ -192,15 +223,26 @@ def _up(nbytes: int, unit: int) -> int:
     return -(-nbytes // unit) * unit
 
 
-def _add(net: Net, needs: Iterable[Need], held: _Capacities, solver_state: Sequence[Blob]) -> Held:
-    """Add a net's needs to what is held; the bytes that this took."""
-    purpose = _purposes(net, solver_state)
+def _add(net: Net, needs: Iterable[Need], held: _Capacities, solver_state: Sequence[Blob], bound: bool) -> Held:
+    """Add a net's needs to what is held, or the least that these could be; the bytes that this took."""
+    purpose = purposes_of(net, solver_state)
     added = dict.fromkeys(PURPOSES, 0)
     rounding, host = held.rounding(), 0
+    plan = net.planned()
     for memory, side, nbytes in needs:
+        blocks = [_Block(purpose.get(memory, "data"), 0, nbytes, 0, 0)]
+        if plan is not None and memory is plan.arena:
+            blocks = _blocks(plan, purpose)
+            if bound:
+                blocks, nbytes = _stacked(blocks)
+        elif plan is not None and bound and memory is workspace(net.device):
+            memory = plan.arena  # an update's scratch could lie there, too
         more = held.grow(memory, side, nbytes)
         if side is Side.DEVICE:
-            added[purpose.get(memory, "data")] += more
+            for block in _fullest(blocks, nbytes - more):
+                added[block.purpose] += block.stop - block.start
+                more -= block.stop - block.start
+            added["gaps"] += more
         else:
             host += more
     # parameters start on the host, and losses are read there
@@ -212,7 +254,49 @@ def _add(net: Net, needs: Iterable[Need], held: _Capacities, solver_state: Seque
     return Held(batch_of(net), added, held.rounding() - rounding, host, blob_bytes)
 
 
-def _purposes(net: Net, solver_state: Sequence[Blob]) -> dict[SyncedMemory, str]:
+class _Block(NamedTuple):
+    """Bytes `start` to `stop` of a memory, which are in use for a purpose from step `first` to step `last`."""
+
+    purpose: str
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def _blocks(plan: Plan, purpose: Mapping[SyncedMemory, str]) -> list[_Block]:
+    """What takes turns in an arena."""
+    return [
+        _Block("workspace" if each.memory is None else purpose[each.memory], start, stop, each.first, each.last)
+        for each in plan.tenants
+        for start, stop in each.ranges
+    ]
+
+
+def _fullest(blocks: Iterable[_Block], floor: int = 0) -> list[_Block]:
+    """What is in use from address `floor` on, at the first of the moments when that is most."""
+    above = [block._replace(start=max(block.start, floor)) for block in blocks if block.stop > floor]
+    changes = Counter[int]()
+    for block in above:
+        changes[block.first] += block.stop - block.start
+        changes[block.last + 1] -= block.stop - block.start
+    moments = sorted(changes)
+    loads = itertools.accumulate(changes[moment] for moment in moments)
+    _, moment = max(zip(loads, moments, strict=True), key=lambda pair: pair[0], default=(0, 0))
+    return [block for block in above if block.first <= moment <= block.last]
+
+
+def _stacked(blocks: Iterable[_Block]) -> tuple[list[_Block], int]:
+    """What is in use at the fullest moment, one upon the other without a gap, and the bytes of it."""
+    stack, top = [], 0
+    for block in _fullest(blocks):
+        bottom, top = top, top + block.stop - block.start
+        stack.append(block._replace(start=bottom, stop=top))
+    return stack, top
+
+
+def purposes_of(net: Net, solver_state: Sequence[Blob] = ()) -> dict[SyncedMemory, str]:
+    """What each memory that a net uses on its device is for, one of PURPOSES."""
     result = {workspace(net.device): "workspace"}
     for layer in (node.layer for node in net.nodes):
         for name, blob in layer.internal.items():
@@ -285,6 +369,12 @@ def reduction(schemes: Mapping[str, Scheme], test: int) -> float:
     """Share of a test net's extra bytes that sharing blobs saves, against sharing weights; 0 to 1."""
     before, after = schemes["weights"].tests[test].total, schemes["blobs"].tests[test].total
     return 1 - after / before if before else 0.0
+
+
+def over_bound(schemes: Mapping[str, Scheme], name: str = PLANNED) -> float:
+    """What the nets hold under a scheme, over its lower bound; 1 if both are nothing."""
+    held, bound = sum(schemes[name].predicted), sum(schemes[BOUND].predicted)
+    return held / bound if bound else 1.0
 
 
 def to_json(schemes: Mapping[str, Scheme]) -> dict[str, Any]:

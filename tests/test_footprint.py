@@ -1,5 +1,6 @@
 """Footprints: what is predicted is what a device holds, to the byte; and the pull request's table."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,33 @@ from cuda_devices import needs_gpu
 from blobmem import NetError, SimulatedDevice, build_nets
 from blobmem.devices.cuda.device import CudaDevice
 from blobmem.devices.cuda.predicted import PredictedCuda
-from blobmem.footprint import CHUNK, SCHEMES, footprint, parse_input_shape, reduction, to_json
+from blobmem.footprint import (
+    BOUND,
+    CHUNK,
+    PLANNED,
+    PURPOSES,
+    SCHEMES,
+    _Block,
+    _fullest,
+    _stacked,
+    footprint,
+    over_bound,
+    parse_input_shape,
+    purposes_of,
+    reduction,
+    stated_shapes,
+    to_json,
+)
 from blobmem.memory import Side
+from blobmem.net.builder import specs_of
 from blobmem.net.schedule import secure
 from blobmem.ops.cuda import algorithms
+from blobmem.proto.text import read_solver
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "models"
 MIB = 1 << 20
+NAMES = ["lenet", "alexnet", "googlenet", "vgg16", "resnet50", "squeezenet", "inception_v3"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +57,16 @@ def test_caffenets_test_net_costs_nothing(batch, blob_mib):
     assert weights.total / MIB == pytest.approx(blob_mib, rel=0.002)
     assert blobs.total < MIB
     assert reduction(schemes, 0) > 0.99
+    assert_measured(schemes)
+    train, both = schemes["blobs"].train.total / MIB, sum(schemes[PLANNED].predicted) / MIB
+    row = f"| {batch} | {train:.1f} | {weights.total / MIB:.1f} | <0.1 | 100.0% | {both:.1f} |"
+    assert row in (ROOT / "README.md").read_text()
+
+
+def assert_measured(schemes):
+    """What ran held what was predicted; the lower bound cannot run."""
     for scheme in schemes.values():
-        assert scheme.measured == scheme.predicted
+        assert scheme.measured == (None if scheme.name == BOUND else scheme.predicted)
 
 
 def test_separate_nets_hold_their_own_parameters(caffenet):
@@ -70,13 +98,131 @@ def test_room_for_exactly_the_plan_with_the_test_pass_at_50_first():
     assert device.statistics.bytes_held == plan
 
 
-@pytest.mark.parametrize("name", ["lenet", "alexnet", "googlenet", "vgg16", "resnet50", "squeezenet", "inception_v3"])
+@pytest.mark.parametrize("name", NAMES)
 def test_prediction_equals_measurement(name):
     schemes = footprint(MODELS / name / "solver.prototxt", measured=True)
-    for scheme in schemes.values():
-        assert scheme.measured == scheme.predicted
-    separate, weights, blobs = (sum(schemes[kind].predicted) for kind in SCHEMES)
-    assert separate > weights > blobs
+    assert_measured(schemes)
+    separate, weights, blobs, planned, bound = (sum(schemes[kind].predicted) for kind in SCHEMES)
+    assert separate > weights > blobs > planned >= bound
+    assert schemes[PLANNED].train.total <= 1.02 * schemes[BOUND].train.total
+    assert over_bound(schemes) == planned / bound <= 1.02
+
+
+@pytest.mark.parametrize("name", [*NAMES, "caffenet"])
+def test_a_plan_for_a_gpu_that_is_not_here(name):
+    schemes = footprint(
+        MODELS / name / "solver.prototxt", schemes=[PLANNED, BOUND], measured=True, make_device=PredictedCuda
+    )
+    assert_measured(schemes)
+    assert 1 <= over_bound(schemes) <= 1.02
+
+
+def test_a_thousand_layers():
+    schemes = footprint(MODELS / "resnet1001" / "train_val.prototxt", schemes=[PLANNED, BOUND], measured=True)
+    assert_measured(schemes)
+    assert over_bound(schemes) <= 1.02
+    assert schemes[PLANNED].train.purposes["gradients"] == 4 * 10_327_706
+    assert schemes[PLANNED].tests[0].total < MIB
+
+
+class Least:
+    """What a net has to hold during a pass, found by walking its calls with the set of arrays that are in use.
+
+    Attributes:
+        stays: memory -> bytes, of all that is there before or after the pass, or travels to the host.
+        load: bytes of the rest that are in use at the fullest moment; `purposes` has them by purpose.
+    """
+
+    def __init__(self, net):
+        net.needs(backward=not net.forward_only)
+        units = [unit for schedule in net.compiled()[: 1 if net.forward_only else 2] for unit in schedule.units()]
+        sizes, last, self.load, self.purposes = {}, {}, 0, Counter()
+        stays = {*net.read_after()} | {memory for memory, replaced in net.first_uses().items() if not replaced}
+        for at, unit in enumerate(units):
+            for operand in (operand for call in unit.calls for operand in call.present()):
+                view = operand.view
+                sizes[view.memory] = max(sizes.get(view.memory, 0), view.offset + view.nbytes)
+                last[view.memory] = at
+                stays |= {view.memory} if unit.travels else set()
+        self.stays = {memory: sizes[memory] for memory in stays if memory in sizes}
+        alive, purposes = set(), purposes_of(net)
+        for at, unit in enumerate(units):
+            alive |= {operand.view.memory for call in unit.calls for operand in call.present()} - stays
+            load = sum(sizes[memory] for memory in alive) + unit.scratch
+            if load > self.load:
+                self.load, self.purposes = load, Counter(workspace=unit.scratch)
+                for memory in alive:
+                    self.purposes[purposes[memory]] += sizes[memory]
+            alive = {memory for memory in alive if last[memory] > at}
+        for memory, nbytes in self.stays.items():
+            self.purposes[purposes[memory]] += nbytes
+
+
+@pytest.mark.parametrize("name", [*NAMES, "caffenet"])
+def test_the_lower_bound_is_what_a_walk_over_the_calls_finds(name):
+    model = MODELS / name / "train_val.prototxt"
+    schemes = footprint(model, schemes=[PLANNED, BOUND])
+    nets = build_nets(model, device=SimulatedDevice(compute=False), seed=0, memory="train",
+                      input_shapes=stated_shapes(specs_of(model)))  # fmt: skip
+    train, test = Least(nets.train), Least(nets.tests[0])
+    assert schemes[BOUND].train.total == train.load + sum(train.stays.values())
+    assert {k: v for k, v in schemes[BOUND].train.purposes.items() if v} == {
+        k: v for k, v in train.purposes.items() if v
+    }
+    together = {**test.stays, **train.stays}
+    assert sum(schemes[BOUND].predicted) == max(train.load, test.load) + sum(together.values())
+    for net, least in ((nets.train, train), (nets.tests[0], test)):  # each by itself, in its own arena
+        assert least.load <= net.planned().nbytes <= 1.02 * least.load
+    gaps = schemes[PLANNED].train.purposes["gaps"]
+    assert gaps == nets.train.planned().nbytes - train.load
+    assert schemes[PLANNED].train.purposes == {**schemes[BOUND].train.purposes, "gaps": gaps}
+
+
+def test_of_a_larger_arena_what_lies_beyond_the_smaller_counts():
+    """LeNet's test batch of 100 takes more than its training batch of 64; after one of 200 it takes no more."""
+    model = MODELS / "lenet" / "train_val.prototxt"
+    large, small = footprint(model, test_batches=[200, 100], schemes=[PLANNED], measured=True)[PLANNED].tests
+    assert large.purposes["data"] > 5 * MIB and sum(large.purposes.values()) == large.total
+    assert small.purposes == {**dict.fromkeys(PURPOSES, 0), "data": small.total}
+    assert small.total < MIB, "its inputs"
+
+
+def test_what_is_in_use_at_the_fullest_moment():
+    blocks = [
+        _Block("data", 0, 10, 0, 1),
+        _Block("diffs", 20, 30, 1, 2),
+        _Block("workspace", 12, 15, 1, 1),
+        _Block("internal", 0, 25, 3, 3),
+    ]
+    # 23 bytes at moment 1, in 30 of the arena; 25 at moment 3
+    assert _fullest(blocks[:3]) == blocks[:3]
+    assert _fullest(blocks) == blocks[3:]
+    assert _fullest(blocks[:3], 14) == [_Block("diffs", 20, 30, 1, 2), _Block("workspace", 14, 15, 1, 1)]
+    assert _stacked(blocks[:3]) == (
+        [_Block("data", 0, 10, 0, 1), _Block("diffs", 10, 20, 1, 2), _Block("workspace", 20, 23, 1, 1)], 23,
+    )  # fmt: skip
+    assert _fullest([]) == [] and _stacked([]) == ([], 0)
+
+
+def test_scratch_of_an_update_could_lie_in_the_arena():
+    """It has a workspace of its own; at that moment nothing of the arena is in use."""
+    solver = read_solver(MODELS / "lenet" / "solver.prototxt")
+    solver.clip_gradients = 3
+    schemes = footprint(solver, schemes=[PLANNED, BOUND], make_device=PredictedCuda)
+    planned, bound = (schemes[name].train for name in (PLANNED, BOUND))
+    scratch = planned.total - bound.total - planned.purposes["gaps"]
+    assert scratch == planned.purposes["workspace"] - bound.purposes["workspace"] > 0
+
+
+def test_a_net_whose_shapes_depend_on_values_is_not_planned():
+    text = """
+        layer { name: "in" type: "Input" top: "x" top: "s" input_param { shape { dim: 4 dim: 9 } shape { dim: 4 } } }
+        layer { name: "f" type: "Filter" bottom: "x" bottom: "s" top: "y" }
+        layer { name: "a" type: "TanH" bottom: "y" top: "a" }
+        layer { name: "b" type: "TanH" bottom: "a" top: "b" }
+    """
+    schemes = footprint(text)
+    assert schemes[PLANNED].predicted == schemes[BOUND].predicted == schemes["blobs"].predicted
 
 
 def test_steady_state_of_a_big_net_makes_no_allocator_call():
@@ -109,7 +255,7 @@ def test_a_net_file_has_no_solver_state_and_a_solver_file_has():
 
 def test_json_has_the_promised_form(caffenet):
     schemes = to_json(caffenet)["schemes"]
-    assert set(schemes) == {"separate", "weights", "blobs"}
+    assert set(schemes) == {"separate", "weights", "blobs", "planned", "lower bound"}
     for scheme in schemes.values():
         assert isinstance(scheme["train_bytes"], int)
         assert [test["batch"] for test in scheme["tests"]] == [50, 250]
@@ -153,7 +299,7 @@ def test_a_net_with_debug_info_can_be_measured():
     """A device that only counts has no values to log."""
     text = (ROOT / "models" / "lenet" / "train_val.prototxt").read_text()
     schemes = footprint(f"debug_info: true\n{text}", input_shapes={"data": (1, 28, 28)}, measured=True)
-    assert all(scheme.measured == scheme.predicted for scheme in schemes.values())
+    assert_measured(schemes)
 
 
 def test_host_bytes_and_rounding():

@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "blobmem"
 LEVELS = [
     {"cli"},
-    {"detector", "picture", "summary"},
+    {"detector", "fit", "picture", "summary", "timeline"},
     {"classifier", "draw", "footprint", "pycaffe"},
     {"io"},
     {"solvers", "data"},

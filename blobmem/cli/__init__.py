@@ -22,6 +22,7 @@ from blobmem.cli import (
     device_query,
     draw,
     extract_features,
+    fit,
     footprint,
     options,
     parse_log,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from blobmem.cli.output import Output
 
 COMMANDS = (
-    train, test, time, footprint, summary, draw, convert, compute_mean, extract_features, run, upgrade, parse_log,
+    train, test, time, footprint, fit, summary, draw, convert, compute_mean, extract_features, run, upgrade, parse_log,
     device_query, algorithms, stress,
 )  # fmt: skip
 

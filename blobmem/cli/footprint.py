@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Shows what the train net of a net or solver file holds on a device and what each test net adds, by purpose, in MiB,
-under three schemes: every net by itself, parameters shared, blobs shared by name. It needs no data, and a GPU only to
-measure there.
+under four schemes: every net by itself, parameters shared, blobs shared by name, arrays that take turns in one arena;
+and the least that the last could come to. It needs no data, and a GPU only to measure there.
 """
 
 EXAMPLE = """\
@@ -31,18 +31,23 @@ examples:
   blobmem footprint models/resnet50/solver.prototxt --measure
   blobmem footprint models/lenet/solver.prototxt --device cuda --math tf32
   blobmem footprint models/lenet/train_val.prototxt --json footprint.json
+  blobmem footprint models/resnet50/solver.prototxt --html plan.html
 
 A solver file counts the solver's state too; a net file has no solver.
 Sizes are in MiB (2^20 bytes) after one training and one test iteration; JSON has bytes.
+The page needs bokeh to be written (pip install 'blobmem[plot]'), and no network to be looked at.
 """
 
 LEGEND = {
     "separate": "every net by itself",
     "weights": "parameters shared, as in Caffe",
-    "blobs": "parameters and every eligible blob shared by name, as `blobmem train` does",
+    "blobs": "parameters and every eligible blob shared by name, as `blobmem train --memory keep` does",
+    "planned": "arrays take turns in one arena, as `blobmem train` has it: what is in use there at its fullest moment; "
+    "gaps: what is not",
+    "lower bound": "what has to stay, and the most that is in use at one moment",
 }
 
-_HEADS = {"solver state": "solver\nstate", "workspace": "work-\nspace", "input buffers": "input\nbuffers"}
+HEADS = {"solver state": "solver\nstate", "workspace": "work-\nspace", "input buffers": "input\nbuffers"}
 
 
 def add(commands: Any) -> None:
@@ -83,6 +88,13 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--json", metavar="FILE", help="write bytes as JSON; - writes that and nothing else to the output"
     )
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page that shows which array lies where in the plan's arena, and when",
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the same as a trace for ui.perfetto.dev")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -105,10 +117,34 @@ def run(args: argparse.Namespace, output: Output) -> int:
         write_json(args.json, _json(args.model, schemes))
     if args.json != "-":
         _show(args.model, schemes, output)
+    if (args.html or args.trace) and not _draw(args, output):
+        return 1
     wrong = _differences(schemes)
     if wrong:
         output.error("prediction and measurement differ: " + "; ".join(wrong))
     return 1 if wrong else 0
+
+
+def _draw(args: argparse.Namespace, output: Output) -> bool:
+    """Write the plan's page and trace; whether that could be done."""
+    from blobmem.timeline import timelines, write_page, write_trace
+
+    found = timelines(
+        args.model,
+        train_batch=args.train_batch,
+        test_batches=args.test_batch,
+        input_shapes=dict(args.input_shape),
+        make_device=_device_maker(args),
+    )
+    if args.trace:
+        write_trace(found["planned"], args.trace)
+    if args.html:
+        try:
+            write_page(found, args.html, f"The plan of {args.model}")
+        except ImportError as error:
+            output.error(str(error))
+            return False
+    return True
 
 
 def _device_maker(args: argparse.Namespace) -> Callable[[], Device] | None:
@@ -144,7 +180,7 @@ def write_json(target: str, values: Any) -> None:
 
 
 def _json(model: Path, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
-    from blobmem.footprint import reduction, to_json
+    from blobmem.footprint import over_bound, reduction, to_json
 
     tests = range(len(schemes["blobs"].tests))
     return {
@@ -152,6 +188,7 @@ def _json(model: Path, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
         "version": __version__,
         **to_json(schemes),
         "reductions": [reduction(schemes, index) for index in tests],
+        "planned_over_bound": over_bound(schemes),
     }
 
 
@@ -163,6 +200,8 @@ def _show(model: Path, schemes: Mapping[str, Scheme], output: Output) -> None:
     if any(scheme.cards for scheme in schemes.values()):
         _cards(schemes, output)
         output.say()
+    _totals(schemes, output)
+    output.say()
     for name, meaning in LEGEND.items():
         output.say(f"{name}: {meaning}")
     if schemes["blobs"].tests:
@@ -181,13 +220,13 @@ def table(title: str, schemes: Mapping[str, Scheme], output: Output) -> None:
     nets = [held for scheme in schemes.values() for held in (scheme.train, *scheme.tests)]
     purposes = [name for name in PURPOSES if any(held.purposes[name] for held in nets)]
     measured = any(scheme.measured is not None for scheme in schemes.values())
-    columns = ["net, batch", *(_HEADS.get(name, name) for name in purposes), "total"]
+    columns = ["net, batch", *(HEADS.get(name, name) for name in purposes), "total"]
     columns += ["measured"] if measured else []
     rows: list[Row] = []
 
     def add(name: str, held: Held, taken: list[int] | None, index: int) -> None:
         cells = [name, *(mib(held.purposes[purpose]) for purpose in purposes), mib(held.total)]
-        rows.append(cells + ([mib(taken[index])] if taken is not None else []))
+        rows.append(cells + ["-" if taken is None else mib(taken[index])] * measured)
 
     for scheme in schemes.values():
         rows.append(scheme.name)
@@ -200,9 +239,12 @@ def table(title: str, schemes: Mapping[str, Scheme], output: Output) -> None:
 def _beside(schemes: Mapping[str, Scheme], output: Output) -> None:
     """Print what the footprint itself does not count."""
     from blobmem.cli.output import mib
+    from blobmem.footprint import BOUND
 
     rows: list[Row] = []
     for scheme in schemes.values():
+        if scheme.name == BOUND:
+            continue
         rows.append(scheme.name)
         for name, held in [("  train", scheme.train), *(("+ test", held) for held in scheme.tests)]:
             # what fills a chunk that was begun takes away from rounding
@@ -213,12 +255,26 @@ def _beside(schemes: Mapping[str, Scheme], output: Output) -> None:
     output.table("Beside it, in MiB: host side, rounding to chunks of 2 MiB, device input buffers", columns, rows)
 
 
+def _totals(schemes: Mapping[str, Scheme], output: Output) -> None:
+    """Print what all nets hold together, beside the lower bound."""
+    from blobmem.cli.output import mib
+    from blobmem.footprint import over_bound
+
+    rows = [
+        [name, mib(scheme.train.total), mib(sum(scheme.predicted)), f"{over_bound(schemes, name):.3f}"]
+        for name, scheme in schemes.items()
+    ]
+    output.table("In all, in MiB", ["scheme", "train net", "with test nets", "/ lower bound"], rows)
+
+
 def _cards(schemes: Mapping[str, Scheme], output: Output) -> None:
     """Print what was in use on the card before and after each net's first iteration."""
     from blobmem.cli.output import mib
 
     rows: list[Row] = []
     for scheme in schemes.values():
+        if not scheme.cards:
+            continue
         rows.append(scheme.name)
         names = ["  before", f"  train {scheme.train.batch}", *(f"+ test {held.batch}" for held in scheme.tests)]
         for name, card in zip(names, scheme.cards, strict=True):

@@ -295,25 +295,31 @@ class Session:
         self.output.event("done", "\n".join(lines), **values)
 
     def show_footprint(self) -> None:
-        """Print what the nets of this solver file hold, with weights shared and with blobs shared."""
+        """Print what the nets of this solver file hold, with weights shared and as they were run here."""
         from blobmem.cli import footprint as command
         from blobmem.cli.output import mib
         from blobmem.errors import NetError
         from blobmem.footprint import footprint
 
+        keeps = self.args.memory == "keep"
         try:
-            schemes = footprint(self.args.solver, schemes=("weights", "blobs"))
+            schemes = footprint(self.args.solver, schemes=("weights", "blobs" if keeps else "planned"))
         except NetError as error:
             # training went well: a shape that only the data can tell is no reason to fail
             self.output.note(f"no footprint: {error}")
             return
         self.output.say()
         command.table(f"Footprint of {self.args.solver} in MiB", schemes, self.output)
-        without, shared = (sum(held.total for held in schemes[name].tests) for name in ("weights", "blobs"))
-        if without:
+        if keeps:
+            who, how = "Test nets add", "blobs are too"
+            before, after = (sum(held.total for held in scheme.tests) for scheme in schemes.values())
+        else:
+            who, how = "The nets hold", "arrays take turns as well"
+            before, after = (sum(scheme.predicted) for scheme in schemes.values())
+        if before:
             self.output.say(
-                f"Test nets add {mib(without)} MiB where parameters are shared, {mib(shared)} MiB where blobs are too: "
-                f"{1 - shared / without:.1%} less"
+                f"{who} {mib(before)} MiB where parameters are shared, {mib(after)} MiB where {how}: "
+                f"{1 - after / before:.1%} less"
             )
 
     def say_how_to_resume(self) -> None:

@@ -1,8 +1,8 @@
 """A pass over a schedule's calls: runs of them that one op of the device does with fewer passes over memory.
 
-A fused op leaves in every array what the calls would have left, to rounding, so that a pass over part of the net, which
-runs the calls one by one, goes on from it. Some ops take the operands of many of their own calls, and fuse under their
-own names.
+A fused op leaves in every array that anybody reads later what the calls would have left, to rounding, so that a pass
+over part of the net, which runs the calls one by one, goes on from it. Some ops take the operands of many of their own
+calls, and fuse under their own names.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ def _normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
     if _is(calls, stop, "scale_backward_beta"):
         dbeta = calls[stop].operands[1]
         stop += 1
+    elif relu:  # there may be a beta that learns nothing, without which nobody knows where the ReLU was shut
+        return None
     if not all(
         _is(calls, stop + i, op)
         for i, op in enumerate(("scale_backward_gamma", "scale_backward_data", "batch_norm_backward"))
@@ -146,12 +148,42 @@ def _normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
         or kept is None or xhat is None or kept.op_shape != xhat.op_shape
         or dgamma is None or gamma is None or len(gamma.op_shape) != 1
         or not all(operand.accumulate for operand in scales)
-        or (relu and not _same(first.operands[0], _data_of(dy)))
     ):  # fmt: skip
+        return None
+    if relu and not _same(first.operands[0], _data_of(dy)) and not _is_made_again(calls, at, kept, gamma):
         return None
     beta = None if dbeta is None else dataclasses.replace(dbeta, diff=False, intent=Intent.READ, accumulate=False)
     operands = (xhat, inv_std, gamma, beta, dy, dx, dgamma, dbeta)
     return Group(stop + 3, _fused(first, "batch_norm_scale_backward", *operands, relu=relu))
+
+
+def _is_made_again(calls: Sequence[Call], at: int, kept: Operand, gamma: Operand) -> bool:
+    """Whether what the gradient of a ReLU, call `at`, reads was made anew of these (`plan.recompute`)."""
+    y = calls[at].operands[0]
+    made = next((i for i in range(at - 1, 0, -1) if _relu_in_place(calls, i, _operand(calls[at], 0))), None)
+    if made is None or not _is(calls, made - 1, "scale_forward"):
+        return False
+    x, times, _, out = calls[made - 1].operands
+    return _same(out, y) and _same(x, kept) and _same(times, gamma)
+
+
+def _made_again(calls: Sequence[Call], at: int) -> Group | None:
+    """What makes a top anew for the gradient of its ReLU alone, which the op for the gradients does by itself.
+
+    The array, which nobody else reads, is then left as it was.
+    """
+    y = _operand(calls[at], 3)
+    if not _relu_in_place(calls, at + 1, y, 0.0) or not _is(calls, at + 2, "relu_backward"):
+        return None
+    return _normalize_backward(calls, at + 2) if _same(calls[at + 2].operands[0], y) else None
+
+
+def _scale_relu_forward(calls: Sequence[Call], at: int) -> Group | None:
+    """A Scale and a ReLU in place."""
+    first, y = calls[at], _operand(calls[at], 3)
+    if not _relu_in_place(calls, at + 1, y, 0.0) or not _one_order(y, *calls[at + 1].operands):
+        return None
+    return Group(at + 2, _fused(first, "scale_relu_forward", *first.operands))
 
 
 def _data_of(diff: Operand | None) -> Operand | None:
@@ -302,6 +334,7 @@ _MATCHES = {
     "relu_backward": (_normalize_backward, _sum_backward, _relu_bias_backward),
     "scale_backward_beta": (_normalize_backward,),
     "scale_backward_gamma": (_normalize_backward,),
+    "scale_forward": (_made_again, _scale_relu_forward),
     "eltwise_sum": (_sum_forward,),
     "sum_arrays": (_sums_backward,),
 }

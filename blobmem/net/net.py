@@ -26,10 +26,11 @@ from blobmem.net.inplace import stale_reads
 from blobmem.net.layouts import is_faster
 from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
-from blobmem.net.plan import Arena, Plan
+from blobmem.net.plan import Arena, Plan, Remade, recompute, unseen
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, secure
-from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
+from blobmem.net.sharing import Identity, SharingGroup, SharingReport, halves, share_blobs
 from blobmem.ops.call import Call, call, overwrite_diff
+from blobmem.ops.registry import table
 from blobmem.proto.text import is_text, read_net
 
 log = logging.getLogger("blobmem")
@@ -210,8 +211,7 @@ class Net(Access, Placement):
         return kept
 
     def _calls(self) -> tuple[list[Call], list[Call]]:
-        if self.device.family != "host":
-            share_kept(self.nodes)
+        share_kept(self.nodes)
         forward: list[Call] = []
         backward: list[Call] = []
         for index, node in enumerate(self.nodes):
@@ -257,6 +257,9 @@ class Net(Access, Placement):
         self._end_plan()
         self._shapes = self._present_shapes()
         forward, backward = self._calls()
+        remade: list[Remade] = []
+        if self._arena is not None:
+            backward, remade = self._recompute(forward, backward)
         self._name_blobs()  # layers make some of their arrays when they know the device
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
@@ -266,8 +269,18 @@ class Net(Access, Placement):
         )
         self._spans = {}
         if self._arena is not None:
-            self._plan = Plan(self, self._schedules, self._read_after(), self._arena.memory(self.device))
+            arena = self._arena.memory(self.device)
+            self._plan = Plan(self, self._schedules, self.read_after(), arena, remade)
         return self._schedules
+
+    def _recompute(self, forward: list[Call], backward: list[Call]) -> tuple[list[Call], list[Remade]]:
+        """The calls of backward that make anew what need not be kept for them, and the arrays that they fill."""
+
+        def array_like(norm: Call, top: Blob) -> Blob:
+            return self.nodes[norm.layer].layer.internal_blob("recomputed", top.shape)
+
+        free = unseen(halves(self, ())) - {*self.read_after()}
+        return recompute(forward, backward, free, table(self.device.family), array_like)
 
     def _end_plan(self) -> None:
         """Give all blobs memories of their own again, in which nothing is."""
@@ -276,10 +289,13 @@ class Net(Access, Placement):
             self._plan.end(self)
             self._plan = None
 
-    def _read_after(self) -> list[SyncedMemory]:
-        """The memories that somebody may read after a pass, whatever became of the others."""
+    def read_after(self) -> list[SyncedMemory]:
+        """The memories that somebody may use beside or after a pass, whatever became of the others."""
         kept = [blob for name, blob in (*self.blobs.items(), *self.internals.items()) if name in self.kept]
-        data = [*(self.blobs[name] for name in self.outputs), *self.losses(), *kept]
+        layers = [node.layer for node in self.nodes]
+        # the next batch is on its way to them while a pass runs
+        fed = [layer.internal[name] for layer in layers for name in layer.input_buffers if name in layer.internal]
+        data = [*(self.blobs[name] for name in self.outputs), *self.losses(), *fed, *kept]
         diffs = [*(self.blobs[name] for name in self.inputs), *kept]
         return [blob.data_view.memory for blob in data] + [blob.diff_view.memory for blob in diffs]
 
@@ -302,6 +318,11 @@ class Net(Access, Placement):
         if self._fit(first, len(self.nodes) - 1 if last is None else last):
             self._schedules = None
         return self._schedules or self._compile()
+
+    def planned(self) -> Plan | None:
+        """The plan of a whole pass for the blobs' present shapes; None if the net keeps its blobs."""
+        self._whole(not self.forward_only)
+        return self._plan
 
     # ---------------------------------------------------------------- running
 
@@ -458,6 +479,8 @@ class Net(Access, Placement):
             self._warn_of_stale_reads(*self.compiled(last, first))
             secure(span.missing())
             self.group.check(self.identity, span.first_uses)
+            if self._plan is not None:
+                self._plan.check(span, self.identity)
             self.group.claim(self.identity, span.left)
             try:
                 self._run(span, True, range(first, last - 1, -1))

@@ -555,10 +555,12 @@ class Span:
         left: those of them that have their bytes at its end.
         spent: those whose bytes others have at its end.
         overrun: memories that it does not write, whose bytes it gives to others.
+        made: of memories that backward makes anew, which of the calls that make the same forward it has: from, to.
     """
 
     __slots__ = (
-        "_blob_needs", "_scratch", "first_uses", "left", "overrun", "schedule", "spent", "start", "stop", "written",
+        "_blob_needs", "_scratch", "first_uses", "left", "made", "overrun", "schedule", "spent", "start", "stop",
+        "written",
     )  # fmt: skip
 
     def __init__(self, schedule: Schedule, start: int, stop: int) -> None:
@@ -572,6 +574,7 @@ class Span:
         self.left = self.written
         self.spent: list[SyncedMemory] = []
         self.overrun: list[SyncedMemory] = []
+        self.made: list[tuple[SyncedMemory, int, int]] = []
 
     @property
     def needs(self) -> list[Need]:

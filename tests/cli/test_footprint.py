@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from blobmem import footprint as library
 from blobmem.devices.cuda.card import Card
 from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.errors import DeviceError
+from blobmem.footprint import SCHEMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +22,7 @@ def document(blobmem, *arguments):
 
 def test_json_to_standard_output_is_alone_there(blobmem, tiny):
     values = document(blobmem, tiny.net)
-    assert set(values["schemes"]) == {"separate", "weights", "blobs"}
+    assert set(values["schemes"]) == {*SCHEMES}
     for scheme in values["schemes"].values():
         assert scheme["train_bytes"] == sum(scheme["train_purposes"].values()) > 0
         (test,) = scheme["tests"]
@@ -28,6 +30,8 @@ def test_json_to_standard_output_is_alone_there(blobmem, tiny):
     extra = [values["schemes"][name]["tests"][0]["extra_bytes"] for name in ("separate", "weights", "blobs")]
     assert extra[0] > extra[1] > extra[2]
     assert values["reductions"] == [1 - extra[2] / extra[1]]
+    planned, bound = (values["schemes"][name]["total_bytes"] for name in ("planned", "lower bound"))
+    assert values["planned_over_bound"] == planned / bound >= 1
 
 
 def test_a_solver_file_counts_its_state(blobmem, tiny):
@@ -48,7 +52,7 @@ def test_json_to_a_file_beside_the_tables(blobmem, tiny):
     target = tiny.folder / "bytes.json"
     result = blobmem("footprint", tiny.net, "--json", target)
     assert result.code == 0 and "net, batch" in result.out
-    assert set(json.loads(target.read_text())["schemes"]) == {"separate", "weights", "blobs"}
+    assert set(json.loads(target.read_text())["schemes"]) == {*SCHEMES}
 
 
 def test_the_tables(blobmem, tiny):
@@ -58,19 +62,20 @@ def test_the_tables(blobmem, tiny):
     assert max(map(len, lines)) <= 200 and "\x1b" not in result.out
     table = lines[: lines.index("")]
     assert max(map(len, table)) <= 100
-    assert [line for line in table if not line[2:].strip().startswith(("train", "test"))][3:] == [
-        "separate",
-        "weights",
-        "blobs",
-    ]
-    assert sum(line.startswith("  train 40000 ") for line in table) == 3
-    assert sum(line.startswith("+ test 20000 ") for line in table) == 3
+    assert [line for line in table if not line[2:].strip().startswith(("train", "test"))][3:] == [*SCHEMES]
+    assert sum(line.startswith("  train 40000 ") for line in table) == 5
+    assert sum(line.startswith("+ test 20000 ") for line in table) == 5
     title = lines.index("Added by each test net, in MiB")
     rows = [line.split() for line in lines[title + 3 : title + 5]]
     assert [row[0] for row in rows] == ["20000", "40000"]
     for row in rows:
         before, after, reduction = float(row[1]), float(row[2].lstrip("<")), float(row[3].rstrip("%"))
         assert before >= 1 > after and reduction == pytest.approx(100 * (1 - after / before), abs=10)
+    title = lines.index("In all, in MiB")
+    rows = [line.rsplit(maxsplit=3) for line in lines[title + 3 : title + 8]]
+    assert [name.strip() for name, *_ in rows] == [*SCHEMES]
+    (_, _, held, over), (*_, least, one) = rows[3:]
+    assert float(over) == pytest.approx(float(held) / float(least), abs=0.02) and one == "1.000"
     assert any("test net 0 does not share" in line and "label" in line for line in lines)
 
 
@@ -78,7 +83,9 @@ def test_measured_bytes_agree(blobmem, tiny):
     result = blobmem("footprint", tiny.solver, "--measure")
     assert result.code == 0, result.err
     assert "measured" in result.out
-    for scheme in document(blobmem, tiny.solver, "--measure")["schemes"].values():
+    schemes = document(blobmem, tiny.solver, "--measure")["schemes"]
+    assert "measured" not in schemes.pop("lower bound")
+    for scheme in schemes.values():
         assert scheme["measured"] == [scheme["train_bytes"], scheme["tests"][0]["extra_bytes"]]
 
 
@@ -97,6 +104,24 @@ def test_a_byte_of_difference_fails(blobmem, tiny, monkeypatch):
     assert f"blobs, test net 0: {predicted} bytes predicted, {predicted + 1} measured" in result.err
 
 
+def test_the_plan_as_a_page_and_as_a_trace(blobmem, tiny):
+    pytest.importorskip("bokeh")
+    page, trace = tiny.folder / "plan.html", tiny.folder / "plan.json"
+    result = blobmem("footprint", tiny.net, "--train-batch", 9, "--test-batch", 2, "--html", page, "--trace", trace)
+    assert result.code == 0 and not result.err
+    assert f"The plan of {tiny.net}" in page.read_text()
+    names = [event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"]
+    assert {"train net, batch 9", "test net, batch 2"} < {*names}
+
+
+def test_a_page_needs_bokeh_and_a_trace_does_not(blobmem, tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh.embed", None)
+    page, trace = tiny.folder / "plan.html", tiny.folder / "plan.json"
+    assert blobmem("footprint", tiny.net, "--trace", trace).code == 0 and trace.exists()
+    result = blobmem("footprint", tiny.net, "--html", page)
+    assert result.code == 1 and "blobmem[plot]" in result.err and not page.exists()
+
+
 def test_a_shape_that_no_file_states_is_asked_for(blobmem, data_net):
     result = blobmem("footprint", data_net)
     assert result.code == 1 and not result.out
@@ -113,6 +138,12 @@ def test_a_shape_for_a_blob_that_is_none_of_the_inputs(blobmem, data_net):
 def test_a_missing_file(blobmem, tiny):
     result = blobmem("footprint", tiny.folder / "nett.prototxt")
     assert result.code == 1 and "did you mean" in result.err and "Traceback" not in result.err
+
+
+def test_the_documentation_shows_what_the_command_shows(blobmem):
+    page = (ROOT / "docs" / "memory.md").read_text()
+    shown = page[page.index("In all, in MiB") :].partition("```")[0]
+    assert shown in blobmem("footprint", ROOT / "models" / "caffenet" / "solver.prototxt").out
 
 
 def test_caffenet_needs_neither_data_nor_device(blobmem):
@@ -157,7 +188,7 @@ def test_what_the_device_is_made_with(blobmem, tiny, no_gpu, monkeypatch):
 
     monkeypatch.setattr("blobmem.devices.cuda.predicted.PredictedCuda", spy)
     document(blobmem, tiny.net, "--device", "cuda", "--math", "tf32", "--deterministic")
-    assert made == [{"math": "tf32", "deterministic": True}] * 3
+    assert made == [{"math": "tf32", "deterministic": True}] * 4, "the lower bound is that of the planned nets"
 
 
 @pytest.mark.parametrize("option", [["--math", "tf32"], ["--deterministic"]])

@@ -25,6 +25,8 @@ def test_it_ends_with_the_footprint_of_its_nets(blobmem, tiny):
     lines = blobmem("train", "--solver", tiny.solver).out.splitlines()
     table = lines[lines.index("") + 1 :]
     assert table[0] == f"Footprint of {tiny.solver} in MiB"
+    assert "weights" in table and "planned" in table and table[-1].endswith("% less")
+    table = blobmem("train", "--solver", tiny.solver, "--memory", "keep").out.splitlines()
     assert "weights" in table and "blobs" in table and table[-1].endswith("% less")
 
 

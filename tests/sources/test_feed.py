@@ -13,7 +13,8 @@ from blobmem import TEST, TRAIN, Net, NetError, build_nets
 from blobmem.data import feed
 from blobmem.devices import HOST
 from blobmem.errors import OutOfDeviceMemory
-from blobmem.footprint import _purposes
+from blobmem.footprint import purposes_of
+from blobmem.memory.slot import Slot
 from blobmem.proto import caffe_pb2
 from blobmem.proto.arrays import fill_blob
 from blobmem.proto.text import read_net, write_binary
@@ -360,7 +361,18 @@ def test_train_and_test_nets_share_the_buffers_of_single_batches(make, device, t
         check(plain.tests[0], made.tests[0], 2)
     view, other = (net.internals["images/bytes"].data_view for net in (made.train, made.tests[0]))
     assert (view.memory is other.memory) == shared and view.nbytes > other.nbytes
-    assert _purposes(made.train, [])[view.memory] == "input buffers"
+    assert purposes_of(made.train)[view.memory] == "input buffers"
+
+
+def test_planned_nets_have_buffers_that_no_other_array_has(make, device, together):
+    """The next batch is sent to them while a pass still runs."""
+    message = text(make(make.pictures(30, (2, 8, 8))), batch=6, transform="crop_size: 5 mirror: true")
+    message += 'layer { name: "sum" type: "Reduction" bottom: "data" top: "sum" }'
+    made = build_nets(read_net(message), device=device, seed=3, test_batches=[2], memory="train")
+    for net in (made.train, *made.tests):
+        net.run_forward()
+        assert not isinstance(net.internals["images/bytes"].data_view.memory, Slot)
+        assert isinstance(net.blobs["data"].data_view.memory, Slot)
 
 
 def test_what_is_held_follows_from_a_stated_shape(make, tmp_path, device, together):

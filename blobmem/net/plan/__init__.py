@@ -2,6 +2,7 @@
 
 from blobmem.net.plan.arena import Layout, layout
 from blobmem.net.plan.liveness import Lifetime, Lifetimes, lifetimes
-from blobmem.net.plan.places import Arena, Plan
+from blobmem.net.plan.places import Arena, Plan, unseen
+from blobmem.net.plan.recompute import Remade, recompute
 
-__all__ = ["Arena", "Layout", "Lifetime", "Lifetimes", "Plan", "layout", "lifetimes"]
+__all__ = ["Arena", "Layout", "Lifetime", "Lifetimes", "Plan", "Remade", "layout", "lifetimes", "recompute", "unseen"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blobmem.devices import Device
+from blobmem.errors import SharedBlobError
 from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.extents import Extents
 from blobmem.memory.reordered import Reordered
@@ -14,6 +16,7 @@ from blobmem.memory.slot import Slot
 from blobmem.net.layouts import turn
 from blobmem.net.plan.arena import layout
 from blobmem.net.plan.liveness import Lifetime, lifetimes
+from blobmem.net.plan.recompute import Remade
 from blobmem.net.sharing import Halves, Spent, halves
 from blobmem.ops.call import Call
 
@@ -75,6 +78,7 @@ class Plan:
         schedules: of the pass, in order.
         keep: memories that somebody reads after the pass, which stay where they are.
         arena: the bytes where the others take turns.
+        remade: what the last of the schedules makes anew.
 
     Attributes:
         arena, nbytes: the bytes, and how many of them it takes.
@@ -84,7 +88,12 @@ class Plan:
     """
 
     def __init__(
-        self, net: Net, schedules: Sequence[Schedule], keep: Iterable[SyncedMemory], arena: SyncedMemory
+        self,
+        net: Net,
+        schedules: Sequence[Schedule],
+        keep: Iterable[SyncedMemory],
+        arena: SyncedMemory,
+        remade: Iterable[Remade] = (),
     ) -> None:
         self.spent = Spent(net.memory)
         self.arena, self._side = arena, schedules[0].side
@@ -92,13 +101,16 @@ class Plan:
         steps = list(chain.from_iterable(units))
         used = dict.fromkeys(_memories(call for step in steps for call in step.calls))
         lying = halves(net, used)
-        pinned = {*keep, *(memory for memory in used if memory not in lying or _is_seen(lying[memory]))}
+        free = unseen(lying)
+        pinned = {*keep, *(memory for memory in used if memory not in free)}
         pinned.update(_memories(call for step in steps if step.travels for call in step.calls))
         lives = lifetimes([step.calls for step in steps], [step.scratch for step in steps], pinned).arena
         offsets, self.nbytes = layout(lives)
         places = {life.key: (life, offset) for life, offset in zip(lives, offsets, strict=True)}
         self.tenants = [tenant for memory in used if (tenant := self._move(memory, lying.get(memory), places))]
         self.memories = {tenant.memory for tenant in self.tenants if tenant.memory is not None}
+        self._remade = {each.array.data_view.memory: each for each in remade}
+        self._ran: dict[SyncedMemory, int] = {}  # of their makers, how many, in their order
         self._times: list[tuple[int, list[tuple[int, int]]]] = []  # of each schedule: its first step, its units
         first = 0
         for schedule, own in zip(schedules, units, strict=True):
@@ -151,8 +163,8 @@ class Plan:
 
     def follow(self, span: Span, backward: bool) -> None:
         """Work out which arrays' bytes the span gives to others."""
-        first, units = self._times[backward]
-        steps = {at for at, (start, stop) in enumerate(units, first) if start < span.stop and span.start < stop}
+        begin, units = self._times[backward]
+        steps = {at for at, (start, stop) in enumerate(units, begin) if start < span.stop and span.start < stop}
         written = [t for t in self.tenants if t.memory in span.written or (t.memory is None and t.first in steps)]
         taken, later = Extents(), Extents()
         for tenant in written:
@@ -160,17 +172,34 @@ class Plan:
         for tenant in self.tenants:
             if tenant.memory is not None and tenant.memory not in span.written and tenant.meets(taken):
                 span.overrun.append(tenant.memory)
+        if not backward:
+            span.overrun += self._remade  # which were of the pass before
+            for memory, (_, makers, start) in self._remade.items():
+                first, stop = (bisect_left(makers, position) for position in (span.start, span.stop))
+                span.made += [(memory, 0 if first <= start else first, stop)] if first < stop else []
         coming = sorted(written, key=lambda tenant: tenant.first)
         for tenant in sorted(written, key=lambda tenant: tenant.last, reverse=True):
             while coming and coming[-1].first > tenant.last:
                 coming.pop().take(later)
-            if tenant.memory is not None and tenant.meets(later):
+            used_up = tenant.memory in self._remade and tenant.last in steps
+            if tenant.memory is not None and (used_up or tenant.meets(later)):
                 span.spent.append(tenant.memory)
         spent = {*span.spent}
         span.left = dict.fromkeys(memory for memory in span.written if memory not in spent)
 
+    def check(self, span: Span, identity: Any) -> None:
+        """Raise SharedBlobError if a span of backward would make anew what was made in another way last."""
+        for memory, (_, makers, _) in self._remade.items():
+            if memory in span.written and self._ran.get(memory, 0) < len(makers):
+                raise SharedBlobError(
+                    f"{identity} would make '{memory.name}' anew, but parts of what makes it have run by themselves: "
+                    f"run it forward from its first layer again, or build the net with keep=['{memory.name}']"
+                )
+
     def begin(self, span: Span, arena: Arena) -> None:
         """The span, which has been secured, is about to run."""
+        for memory, first, stop in span.made:
+            self._ran[memory] = stop if first in (0, self._ran.get(memory, 0)) else 0
         if arena.enter(self):
             # all at once, so that the epoch does not move with each array, and steps need not look again
             stream = self.arena.device.compute_stream() if self._side is Side.DEVICE else None
@@ -202,7 +231,6 @@ def _memories(calls: Iterable[Call]) -> Iterator[SyncedMemory]:
     return (operand.view.memory for call in calls for operand in call.present())
 
 
-def _is_seen(lying: Halves) -> bool:
-    """Whether anybody but the net's own blobs has views of a memory."""
-    own = {id(view) for view in lying.views}
-    return any(id(view) not in own for view in lying.memory.views())
+def unseen(lying: Mapping[SyncedMemory, Halves]) -> set[SyncedMemory]:
+    """The memories of which nobody but the net's own blobs has views."""
+    return {memory for memory, own in lying.items() if {*map(id, memory.views())} <= {*map(id, own.views)}}

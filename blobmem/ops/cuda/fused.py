@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.ops.cuda import batch_norm, channels, conv, linear
+from blobmem.ops.cuda import batch_norm, channels, conv, linear, norm
 from blobmem.ops.cuda.launch import Kernels
 from blobmem.ops.cuda.products import only_products
 from blobmem.ops.registry import op
@@ -64,6 +64,12 @@ def batch_norm_scale_inference(x: CudaArray, y: CudaArray, running_mean: CudaArr
                                relu: bool) -> None:  # fmt: skip
     """`batch_norm_inference`, `scale_forward` and with `relu` max(0, .) of that."""
     batch_norm.inference(x, y, running_mean, running_var, factor, gamma, beta, eps=eps, relu=relu)
+
+
+@op(family="cuda")
+def scale_relu_forward(x: CudaArray, gamma: CudaArray, beta: CudaArray | None, y: CudaArray) -> None:
+    """`scale_forward` and max(0, .) of that: of xhat the y of `batch_norm_scale_forward`, to the same bits."""
+    norm.affine(x, gamma, beta, y, relu=True)
 
 
 @op(family="cuda")

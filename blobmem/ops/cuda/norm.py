@@ -49,20 +49,21 @@ def batch_norm_backward_global(dy: CudaArray, dx: CudaArray, running_var: CudaAr
     batch_norm.inference(dy, dx, None, running_var, factor, eps=eps)
 
 
-def _affine(x: CudaArray, times: CudaArray | None, plus: CudaArray | None, y: CudaArray) -> None:
-    _KERNELS.chunks(x, "affine", x.size, x, times, plus, y, x.size, x.shape[1], x.shape[2])
+def affine(x: CudaArray, times: CudaArray | None, plus: CudaArray | None, y: CudaArray, relu: bool = False) -> None:
+    """y = x * times[c] + plus[c], and with `relu` 0 where that is negative; times and plus may be left out."""
+    _KERNELS.chunks(x, "affine", x.size, x, times, plus, y, x.size, x.shape[1], x.shape[2], relu)
 
 
 @op(family="cuda")
 def scale_forward(x: CudaArray, gamma: CudaArray, beta: CudaArray | None, y: CudaArray) -> None:
     """y = x * gamma[c] + beta[c]."""
-    _affine(x, gamma, beta, y)
+    affine(x, gamma, beta, y)
 
 
 @op(family="cuda")
 def scale_backward_data(dy: CudaArray, gamma: CudaArray, dx: CudaArray) -> None:
     """dx = dy * gamma[c]."""
-    _affine(dy, gamma, None, dx)
+    affine(dy, gamma, None, dx)
 
 
 def _sums_workspace(x: Any, *_: Any, **attributes: Any) -> int:
@@ -86,4 +87,4 @@ def scale_backward_beta(dy: CudaArray, dbeta: CudaArray, *, accumulate: bool, ws
 @op(family="cuda")
 def bias_forward(x: CudaArray, b: CudaArray, y: CudaArray) -> None:
     """y = x + b[c]."""
-    _affine(x, None, b, y)
+    affine(x, None, b, y)

@@ -147,7 +147,8 @@ KINDS = {
     "shared": ("InnerProduct", 'param { name: "w" } inner_product_param { num_output: 4 bias_term: false }'),
     "relu": ("ReLU", ""), "relu in place": ("ReLU", ""), "power": ("Power", "power_param { scale: 2 }"),
     "dropout in place": ("Dropout", ""), "sum": ("Eltwise", ""), "join": ("Concat", "concat_param { axis: 0 }"),
-    "half": ("Slice", "slice_param { axis: 1 }"), "loss": ("EuclideanLoss", ""),
+    "half": ("Slice", "slice_param { axis: 1 }"), "loss": ("EuclideanLoss", ""), "norm": ("BatchNorm", ""),
+    "norm in place": ("BatchNorm", ""), "scale in place": ("Scale", "scale_param { bias_term: true }"),
 }  # fmt: skip
 
 

@@ -108,6 +108,24 @@ def test_batch_norm_scale_forward_in_place(cuda, rng, shape, bias, keep):
         close(got[2], xhat, np.float32)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", MANY)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_top_made_anew_has_the_same_bits(cuda, rng, shape, dtype, bias):
+    """Of the normalised array, by whichever ops made it or did not."""
+    x = normal(rng, dtype, *shape, mean=2)
+    given, (gamma, beta) = state(rng, dtype, shape[1]), factors(rng, dtype, shape[1], bias)
+    for relu in (False, True):
+        got = cuda.run("batch_norm_scale_forward", x, np.zeros_like(x), np.zeros_like(x), *given, gamma, beta,
+                       eps=1e-3, fraction=0.75, relu=relu)  # fmt: skip
+        y, xhat = got[1:3]
+        again = cuda.run("scale_relu_forward" if relu else "scale_forward", xhat, gamma, beta, np.zeros_like(x))[-1]
+        np.testing.assert_array_equal(again.view(np.uint8), y.view(np.uint8))
+        scaled = cuda.run("scale_forward", xhat, gamma, beta, np.zeros_like(x))[-1]
+        apart = cuda.run("relu_forward", scaled, scaled, slope=0.0)[-1] if relu else scaled
+        np.testing.assert_array_equal(apart.view(np.uint8), y.view(np.uint8))
+
+
 @pytest.mark.parametrize("shape", [(300, 5, 1), (2000, 64, 1), (3, 5, 49), (3, 2, 12100)])
 def test_variance_of_values_far_from_zero(cuda, rng, shape):
     x = normal(rng, np.float32, *shape, mean=30000)
