@@ -129,7 +129,7 @@ def test_shared_and_separate_nets_take_turns_and_differ_in_memory(tmp_path):
 
 def test_what_a_test_net_adds_is_measured_where_it_can_be(tmp_path):
     rows = footprint.measure("lenet:4", 4, "simulated")
-    assert [row["scheme"] for row in rows] == ["separate", "weights", "blobs"]
+    assert [row["scheme"] for row in rows] == ["separate", "weights", "blobs", "planned"]
     assert all(row["extra"] == row["extra_measured"] for row in rows)
     assert rows[0]["extra"] > rows[1]["extra"] > rows[2]["extra"]
     (tmp_path / "footprint.json").write_text(json.dumps({"command": "x", "machine": {}, "results": rows}))
