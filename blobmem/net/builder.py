@@ -152,7 +152,8 @@ def build_nets(
         share_params: False keeps even the parameters apart.
         forward_only_tests: the test nets never run backward, and keep nothing for it.
         memory: as for Net, of the train net; with another than "keep" the test nets have "inference", and `share` puts
-            all of them into one arena, instead of blobs by name.
+            all of them into one arena, instead of blobs by name. Where the train net has layers whose shapes depend on
+            values, all keep their blobs, and share them by name.
         keep: as for Net, names of blobs of any of the nets.
 
     Raises NetError for anything wrong in the files.
@@ -176,16 +177,28 @@ def build_nets(
         )
         if len(test_specs) > 1:  # messages about sharing name nets
             test.identity.label += f" number {index}"
-        report = SharingReport()
-        if share:
-            for other in (train, *nets.tests):
-                found = test.share_blobs_with(other)
-                report.shared.update(found.shared)
-                report.unshared = {k: v for k, v in found.unshared.items() if k not in report.shared}
         nets.tests.append(test)
-        nets.reports.append(report)
+    if share:
+        _share(nets)
+    else:
+        nets.reports = [SharingReport() for _ in nets.tests]
     _keep([train, *nets.tests], frozenset(keep))
     return nets
+
+
+def _share(nets: Nets) -> None:
+    """Let each test net share with those before it: an arena, or blobs by name if the train net has to keep its own."""
+    every = [nets.train, *nets.tests]
+    if not nets.train.takes_turns:
+        for net in nets.tests:
+            net.keep_blobs()
+    for index, test in enumerate(nets.tests, 1):
+        report = SharingReport()
+        for other in every[:index]:
+            found = test.share_blobs_with(other)
+            report.shared.update(found.shared)
+            report.unshared = {k: v for k, v in found.unshared.items() if k not in report.shared}
+        nets.reports.append(report)
 
 
 def _keep(nets: Sequence[Net], names: frozenset[str]) -> None:

@@ -263,15 +263,15 @@ class Net(Access, Placement):
         self._name_blobs()  # layers make some of their arrays when they know the device
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
-        self._schedules = (
+        schedules = (
             Schedule(forward, self.device, done=self._done[0], images_last=self._images_last),
             Schedule(backward, self.device, done=self._done[1], images_last=self._images_last),
         )
         self._spans = {}
         if self._arena is not None:
-            arena = self._arena.memory(self.device)
-            self._plan = Plan(self, self._schedules, self.read_after(), arena, remade)
-        return self._schedules
+            self._plan = Plan(self, schedules, self.read_after(), self._arena.memory(self.device), remade)
+        self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
+        return schedules
 
     def _recompute(self, forward: list[Call], backward: list[Call]) -> tuple[list[Call], list[Remade]]:
         """The calls of backward that make anew what need not be kept for them, and the arrays that they fill."""
@@ -281,6 +281,16 @@ class Net(Access, Placement):
 
         free = unseen(halves(self, ())) - {*self.read_after()}
         return recompute(forward, backward, free, table(self.device.family), array_like)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether arrays take turns at the bytes of an arena."""
+        return self._arena is not None
+
+    def keep_blobs(self) -> None:
+        """Let every blob have bytes of its own from now on, as with memory="keep"."""
+        self._end_plan()
+        self.memory, self._arena, self._schedules = "keep", None, None
 
     def _end_plan(self) -> None:
         """Give all blobs memories of their own again, in which nothing is."""

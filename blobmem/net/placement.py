@@ -14,7 +14,7 @@ from blobmem.net import weights as weight_files
 from blobmem.net.build import Node
 
 if TYPE_CHECKING:
-    from blobmem.net.plan import Plan
+    from blobmem.net.plan import Arena, Plan
     from blobmem.net.sharing import SharingGroup
 
 
@@ -37,6 +37,7 @@ class Placement:
     _images_last: bool | None
     _spans: dict[Any, Any]
     _plan: Plan | None
+    _arena: Arena | None
 
     if TYPE_CHECKING:  # what Net has
 
@@ -81,6 +82,8 @@ class Placement:
         with self.group.lock:
             self._leave(device)
             self._end_plan()
+            if self._arena is not None:
+                self._arena.leave(device)
             for memory in self._memories():
                 memory.move_to(device)
             if device is not self.device:

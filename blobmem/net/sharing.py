@@ -60,6 +60,12 @@ class Unfinished(Writer):
     def __str__(self) -> str:
         return f"a pass of {self._label() or 'a net that is gone'} that did not end"
 
+    def about_pass(self, reader: Any, memory: str) -> str:
+        return (
+            f"{reader} would read '{memory}', which {self} has overwritten, perhaps in part: run {reader} forward from "
+            "its first layer again"
+        )
+
 
 class Spent(Writer):
     """Who wrote, in place of a net, the memories whose bytes its plan has given to other arrays."""
@@ -127,7 +133,7 @@ class SharingGroup:
             if replaced or not memory.shared or writer is None or writer is identity:
                 continue
             # a net may read what one outside the group has computed, but not what nobody has
-            if self._shares or isinstance(writer, Spent):
+            if self._shares or isinstance(writer, Spent | Unfinished):
                 raise SharedBlobError(writer.about_pass(identity, memory.name))
 
     def claim(self, identity: Any, memories: Iterable[SyncedMemory]) -> None:

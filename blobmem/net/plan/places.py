@@ -41,6 +41,11 @@ class Arena:
             self._memory = SyncedMemory(0, device, name="arena", pinnable=False)
         return self._memory
 
+    def leave(self, device: Device) -> None:
+        """Nets have moved to that device: give the bytes back if they are on another one."""
+        if self._memory is not None and self._memory.device is not device:
+            self._memory = self._last = None
+
     def enter(self, plan: Plan) -> bool:
         """A pass under this plan begins: the arrays of other plans have no bytes any more. Whether that is news."""
         if self._last is plan:
@@ -107,8 +112,14 @@ class Plan:
         lives = lifetimes([step.calls for step in steps], [step.scratch for step in steps], pinned).arena
         offsets, self.nbytes = layout(lives)
         places = {life.key: (life, offset) for life, offset in zip(lives, offsets, strict=True)}
-        self.tenants = [tenant for memory in used if (tenant := self._move(memory, lying.get(memory), places))]
-        self.memories = {tenant.memory for tenant in self.tenants if tenant.memory is not None}
+        self.tenants: list[_Tenant] = []
+        self.memories: set[SyncedMemory] = set()
+        try:
+            for memory in used:
+                self._move(memory, lying.get(memory), places)
+        except BaseException:  # an interruption, say
+            self.end(net)
+            raise
         self._remade = {each.array.data_view.memory: each for each in remade}
         self._ran: dict[SyncedMemory, int] = {}  # of their makers, how many, in their order
         self._times: list[tuple[int, list[tuple[int, int]]]] = []  # of each schedule: its first step, its units
@@ -120,25 +131,27 @@ class Plan:
             first += len(own)
         self._bound = [view.memory for view in _views(schedules)]
 
-    def _move(self, memory: SyncedMemory, lying: Halves | None, places: Places) -> _Tenant | None:
-        """Put an array, and what keeps it channels last, where it has a place in the arena."""
+    def _move(self, memory: SyncedMemory, lying: Halves | None, places: Places) -> None:
+        """Put an array, and what keeps it channels last, where it has a place in the arena, if it has one."""
         own, last = places.get(memory), None
         if memory.reordered is not None:
             last = places.get(memory.reordered.array)
         found = [place for place in (own, last) if place is not None]
         if not found:
-            return None
+            return
         if own is not None:
             assert lying is not None
             memory = self._slot(own, memory.name)
+            self.memories.add(memory)
             lying.move(memory)
+        self.memories.add(memory)
         if last is not None:
             # where nobody uses the usual order it is made when somebody asks for it, in bytes outside the arena
             memory.reordered = Reordered(memory, turn, self._slot(last, f"{memory.name} (channels last)"))
         memory.shared = True
         memory.set_writer(self.spent)
         life, _ = found[0]
-        return _Tenant(memory, [(at, at + each.nbytes) for each, at in found], life.first, life.last)
+        self.tenants.append(_Tenant(memory, [(at, at + each.nbytes) for each, at in found], life.first, life.last))
 
     def _room(self, place: tuple[Lifetime, int]) -> Slot:
         """Scratch of a step."""

@@ -22,7 +22,7 @@ from blobmem.memory import Intent, Side
 from blobmem.net import schedule
 from blobmem.net.builder import specs_of
 from blobmem.net.plan import Layout
-from blobmem.net.sharing import Spent
+from blobmem.net.sharing import Halves, Spent
 
 ROOT = Path(__file__).parents[3]
 SMALL = sorted((ROOT / "tests" / "data" / "nets").glob("*.prototxt"))
@@ -739,3 +739,58 @@ def test_a_pass_that_fails_leaves_no_numbers(monkeypatch, device):
         with pytest.raises(SharedBlobError):
             net.blobs[name].cpu_data()
     assert_same(iterate(net), iterate(chain(device, "keep")))
+
+
+def test_a_backward_pass_after_a_forward_pass_that_did_not_end_is_an_error(monkeypatch):
+    net = chain(SimulatedDevice(), "train")
+    net.run_forward()
+    run = schedule.Schedule.run
+
+    def interrupted(calls, start=0, stop=None):
+        run(calls, start, 2)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(schedule.Schedule, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            net.run_forward()
+    with pytest.raises(SharedBlobError, match="did not end"):
+        net.run_backward()
+    net.run_forward()
+    net.run_backward()
+
+
+@pytest.mark.parametrize("at", ["layout", "move"])
+def test_an_interruption_while_a_plan_is_made_leaves_a_net_that_can_be_planned(monkeypatch, at):
+    expected = chain(SimulatedDevice(), "train")
+    loss = expected.run_forward()
+    net = chain(SimulatedDevice(), "train")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if at == "layout":
+            patch.setattr(places, "layout", interrupted)
+        else:
+            moves = iter(range(3))
+            move = Halves.move
+
+            def some(own, to):
+                return move(own, to) if next(moves, None) is not None else interrupted()
+
+            patch.setattr(Halves, "move", some)
+        with pytest.raises(KeyboardInterrupt):
+            net.run_forward()
+    assert net.run_forward() == loss
+    assert net.planned().nbytes == expected.planned().nbytes
+
+
+def test_a_net_that_moves_gives_the_arena_back():
+    device = SimulatedDevice()
+    net = chain(device, "train")
+    net.run_forward()
+    assert device.statistics.bytes_held > 0
+    net.move_to(HOST)
+    gc.collect()
+    assert device.statistics.bytes_held == 0
