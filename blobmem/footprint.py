@@ -23,6 +23,7 @@ import numpy as np
 from blobmem.devices import Device, SimulatedDevice
 from blobmem.devices.cuda.card import Card, card
 from blobmem.devices.cuda.device import CudaDevice
+from blobmem.devices.pages import round_up
 from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
@@ -215,12 +216,8 @@ class _Capacities:
 
     def rounding(self) -> int:
         """What whole chunks, which memories share at their ends, take beyond the device's bytes."""
-        aligned = sum(_up(nbytes, ALIGNMENT) for nbytes in self.device.values())
-        return _up(aligned, CHUNK) - sum(self.device.values())
-
-
-def _up(nbytes: int, unit: int) -> int:
-    return -(-nbytes // unit) * unit
+        aligned = sum(round_up(nbytes, ALIGNMENT) for nbytes in self.device.values())
+        return round_up(aligned, CHUNK) - sum(self.device.values())
 
 
 def _add(net: Net, needs: Iterable[Need], held: _Capacities, solver_state: Sequence[Blob], bound: bool) -> Held:

@@ -269,7 +269,7 @@ class SyncedMemory:
             if side is _HOST_SIDE:
                 if (bits == _HOST or (bits == _BOTH and intent == _READ)) and host.seals is None:
                     return None
-                self._access_host(offset, stop, intent_of(intent))
+                self._access_host(offset, stop, intent_of(intent), bits)
                 return None
             far = self._far
             if (bits == _DEVICE or (bits == _BOTH and intent == _READ)) and host.seals is None:
@@ -284,13 +284,14 @@ class SyncedMemory:
                 if not self._refill(offset, stop):
                     self._put(offset, stop, _DEVICE)
                 return far.address + offset
-            return self._access_device(offset, stop, intent_of(intent), stream)
+            return self._access_device(offset, stop, intent_of(intent), stream, bits)
 
-    def _access_host(self, start: int, stop: int, intent: Intent) -> None:
+    def _access_host(self, start: int, stop: int, intent: Intent, bits: int | None) -> None:
+        """`bits` are what the extents have for these bytes."""
         if not self._range(start, stop):
             return
         self._grow_host(stop)
-        if intent is _READ and self._host.seals is None and self._extents.at(start, stop) == _DEVICE:  # the most usual
+        if intent is _READ and self._host.seals is None and bits == _DEVICE:  # the most usual
             if self._far.flights and self._far.land_for_host(start, stop, True, True):
                 self.epoch += 2
             self._bring_to_host(start, stop, _DEVICE)
@@ -321,11 +322,12 @@ class SyncedMemory:
             self._host.zero(start, stop)
         self._put(start, stop, bits | _HOST)
 
-    def _access_device(self, start: int, stop: int, intent: Intent, stream: Stream | None) -> int:
+    def _access_device(self, start: int, stop: int, intent: Intent, stream: Stream | None, bits: int | None) -> int:
+        """`bits` are what the extents have for these bytes."""
         if not self._range(start, stop):
             return self._far.address and self._far.address + start
         self._grow_device(stop)
-        far, bits = self._far, self._extents.at(start, stop)
+        far = self._far
         runs = [(start, stop, bits)] if bits is not None else list(self._extents.runs(start, stop))
         missing = [run for run in runs if not run[2] & _DEVICE]
         if far.flights:
@@ -509,7 +511,7 @@ class SyncedMemory:
                 self.reordered.before_access(0, sys.maxsize, _READ, None)
             for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
                 if bits == _DEVICE:
-                    self._access_host(a, b, _READ)
+                    self._access_host(a, b, _READ, bits)
 
     def move_to(self, device: Device) -> None:
         """Live on another device from now on: what only the old one has comes to the host, and its side is given back.

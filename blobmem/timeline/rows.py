@@ -8,6 +8,7 @@ from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from blobmem.devices import Device, SimulatedDevice
+from blobmem.devices.pages import round_up
 from blobmem.errors import NetError
 from blobmem.footprint import batch_of, purposes_of, stated_shapes, uncollected
 from blobmem.memory import SyncedMemory
@@ -167,14 +168,10 @@ def _arrays(net: Net) -> dict[SyncedMemory, tuple[str, tuple[int, ...]]]:
 
 def _apart(timeline: Timeline) -> Timeline:
     """The same with places that nothing shares but the calls' scratch."""
-    starts = [0, *accumulate(0 if row.purpose == SCRATCH else _up(row.nbytes) for row in timeline.rows)]
+    starts = [0, *accumulate(0 if row.purpose == SCRATCH else round_up(row.nbytes, ALIGNMENT) for row in timeline.rows)]
     workspace = max((row.nbytes for row in timeline.rows if row.purpose == SCRATCH), default=0)
     rows = [
         row._replace(offset=starts[-1] if row.purpose == SCRATCH else start)
         for row, start in zip(timeline.rows, starts[:-1], strict=True)
     ]
     return replace(timeline, rows=rows, nbytes=starts[-1] + workspace)
-
-
-def _up(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_devices import DEVICES
+from net_calls import WAYS, call_net
 
 from blobmem import TEST, TRAIN, Blob, Net, SharedBlobError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
@@ -333,9 +334,6 @@ def test_a_pass_that_could_not_return_its_outputs_does_not_run(device):
     assert test.blobs["data"].data.shape == (3, 4)
 
 
-WAYS = ["forward", "start", "end", "between", "backward", "down from", "down to", "read", "gradient", "sum", "write"]
-
-
 @pytest.mark.parametrize("text", [MLP, DISTINCT], ids=["mlp", "distinct"])
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_calls_gives_the_unshared_results_or_an_error(device, text, seed):
@@ -349,28 +347,12 @@ def test_any_order_of_calls_gives_the_unshared_results_or_an_error(device, text,
         low, high = sorted(rng.choices(range(len(names)), k=2))
         blob = rng.choice(list(here[which].blobs))
 
-        def use(net, way=way, low=names[low], high=names[high], blob=blob, value=value):
-            if way == "write":
-                net.blobs[blob].data.flat[0] = value
-                return {}
-            return {
-                "forward": lambda: net.forward(),
-                "start": lambda: net.forward(start=low),
-                "end": lambda: net.forward(end=high),
-                "between": lambda: net.forward(start=low, end=high),
-                "backward": lambda: net.backward(),
-                "down from": lambda: net.backward(start=high),
-                "down to": lambda: net.backward(start=high, end=low),
-                "read": lambda: {blob: net.blobs[blob].cpu_data()},
-                "gradient": lambda: {blob: net.blobs[blob].cpu_diff()},
-                "sum": lambda: {blob: net.blobs[blob].asum_data()},
-            }[way]()
-
+        chosen = way, names[low], names[high], blob, value
         try:
-            results = use(here[which])
+            results = call_net(here[which], *chosen)
         except SharedBlobError:
             continue
-        for name, values in use(apart[which]).items():
+        for name, values in call_net(apart[which], *chosen).items():
             np.testing.assert_array_equal(results[name], values)
         for one, other in zip(here[which].learnable, apart[which].learnable, strict=True):
             np.testing.assert_array_equal(one.blob.cpu_diff(), other.blob.cpu_diff())

@@ -114,22 +114,22 @@ class Plan:
         places = {life.key: (life, offset) for life, offset in zip(lives, offsets, strict=True)}
         self.tenants: list[_Tenant] = []
         self.memories: set[SyncedMemory] = set()
+        self._ran: dict[SyncedMemory, int] = {}  # of what makes an array anew, how many have run, in their order
+        self._times: list[tuple[int, list[tuple[int, int]]]] = []  # of each schedule: its first step, its units
         try:
             for memory in used:
                 self._move(memory, lying.get(memory), places)
+            self._remade = {each.array.data_view.memory: each for each in remade}
+            first = 0
+            for schedule, own in zip(schedules, units, strict=True):
+                rooms = {unit.start: self._room(places[at]) for at, unit in enumerate(own, first) if at in places}
+                schedule.lie_in(self.arena, self.nbytes, rooms)
+                self._times.append((first, [(unit.start, unit.stop) for unit in own]))
+                first += len(own)
+            self._bound = [view.memory for view in _views(schedules)]
         except BaseException:  # an interruption, say
             self.end(net)
             raise
-        self._remade = {each.array.data_view.memory: each for each in remade}
-        self._ran: dict[SyncedMemory, int] = {}  # of their makers, how many, in their order
-        self._times: list[tuple[int, list[tuple[int, int]]]] = []  # of each schedule: its first step, its units
-        first = 0
-        for schedule, own in zip(schedules, units, strict=True):
-            rooms = {unit.start: self._room(places[at]) for at, unit in enumerate(own, first) if at in places}
-            schedule.lie_in(self.arena, self.nbytes, rooms)
-            self._times.append((first, [(unit.start, unit.stop) for unit in own]))
-            first += len(own)
-        self._bound = [view.memory for view in _views(schedules)]
 
     def _move(self, memory: SyncedMemory, lying: Halves | None, places: Places) -> None:
         """Put an array, and what keeps it channels last, where it has a place in the arena, if it has one."""

@@ -11,6 +11,7 @@ import pytest
 from cuda_devices import DEVICES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from net_calls import WAYS, call_net
 
 import blobmem.memory
 import blobmem.net.plan.places as places
@@ -402,9 +403,6 @@ def test_debug_info_and_a_pass_layer_by_layer(device, caplog):
     assert_same(*([entry.blob.cpu_diff() for entry in each.learnable] for each in (net, kept)))
 
 
-WAYS = ["forward", "start", "end", "between", "backward", "down from", "down to", "read", "gradient", "sum", "write"]
-
-
 @pytest.mark.parametrize("memory", ["train", "inference"])
 @pytest.mark.parametrize("seed", range(6))
 def test_any_order_of_calls_gives_the_same_numbers_or_an_error(device, memory, seed):
@@ -419,30 +417,14 @@ def test_any_order_of_calls_gives_the_same_numbers_or_an_error(device, memory, s
         low, high = sorted(rng.choices(range(len(names)), k=2))
         blob = rng.choice(list(here[which].blobs))
 
-        def use(net, way=way, low=names[low], high=names[high], blob=blob, value=value):
-            if way == "write":
-                net.blobs[blob].data.flat[0] = value
-                return {}
-            return {
-                "forward": lambda: net.forward(),
-                "start": lambda: net.forward(start=low),
-                "end": lambda: net.forward(end=high),
-                "between": lambda: net.forward(start=low, end=high),
-                "backward": lambda: net.backward(),
-                "down from": lambda: net.backward(start=high),
-                "down to": lambda: net.backward(start=high, end=low),
-                "read": lambda: {blob: net.blobs[blob].cpu_data()},
-                "gradient": lambda: {blob: net.blobs[blob].cpu_diff()},
-                "sum": lambda: {blob: net.blobs[blob].asum_data()},
-            }[way]()
-
+        chosen = way, names[low], names[high], blob, value
         try:
-            results = use(here[which])
+            results = call_net(here[which], *chosen)
         except (SharedBlobError, NetError):
             refused += 1
             continue
         answered += 1
-        for name, values in use(apart[which]).items():
+        for name, values in call_net(apart[which], *chosen).items():
             np.testing.assert_array_equal(results[name], values)
         for one, other in zip(here[which].learnable, apart[which].learnable, strict=True):
             np.testing.assert_array_equal(one.blob.cpu_diff(), other.blob.cpu_diff())
@@ -760,7 +742,7 @@ def test_a_backward_pass_after_a_forward_pass_that_did_not_end_is_an_error(monke
     net.run_backward()
 
 
-@pytest.mark.parametrize("at", ["layout", "move"])
+@pytest.mark.parametrize("at", ["layout", "move", "lie_in"])
 def test_an_interruption_while_a_plan_is_made_leaves_a_net_that_can_be_planned(monkeypatch, at):
     expected = chain(SimulatedDevice(), "train")
     loss = expected.run_forward()
@@ -772,6 +754,8 @@ def test_an_interruption_while_a_plan_is_made_leaves_a_net_that_can_be_planned(m
     with monkeypatch.context() as patch:
         if at == "layout":
             patch.setattr(places, "layout", interrupted)
+        elif at == "lie_in":
+            patch.setattr(schedule.Schedule, "lie_in", interrupted)
         else:
             moves = iter(range(3))
             move = Halves.move
