@@ -30,7 +30,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import machine  # noqa: E402
 from benchmarks.clock import Deadline, race, steps_for  # noqa: E402
 
-NETS = "caffenet:256,vgg16:64,googlenet:32,resnet50:32,resnet50:256,inception_v3:256"
+NETS = "caffenet:256,vgg16:64,googlenet:32,resnet50:32,resnet50:256,inception_v3:256,resnet1001:64"
+OURS = {"train": {"blobmem": "keep", "planned": "train"}, "infer": {"blobmem": "keep", "planned": "inference"}}
+"""Our sides in each phase, and their nets' `memory`."""
 VARIANTS = ("eager", "channels_last", "graph", "compile")
 START_SECONDS = 90  # imports and contexts, before a net's process counts as stuck
 KEY = ("net", "batch", "math", "phase")
@@ -94,24 +96,26 @@ def measure(row: dict[str, Any], args: argparse.Namespace) -> Iterator[dict[str,
     deadline = Deadline(args.time_limit)
     common = (row["net"], row["batch"], row["phase"], row["math"], args.device, deadline)
     sides: dict[str, Any] = {}
-    ours: Ours | None = None
-    with attempt(sides, "blobmem"):
-        ours = Ours(*common)
-    yield sides
+    ours: dict[str, Ours] = {}
+    for name, memory in OURS[row["phase"]].items():
+        with attempt(sides, name):
+            ours[name] = Ours(*common, memory)
+        yield sides
     for variant in args.torch:
         with attempt(sides, variant):
-            sides[variant] = against(variant, better_layout(sides, row["math"]), ours, common, args)
+            sides[variant] = against(variant, better_layout(sides, row["math"]), [*ours.values()], common, args)
         yield sides
-    if ours is not None:
+    if ours and not any(each.contestant.groups for each in ours.values()):  # no PyTorch, or it failed
         with attempt(sides, "blobmem"):
-            if not ours.contestant.groups:  # no PyTorch, or it failed
-                race([(ours.contestant, steps_of(ours, args))], args.group, deadline)
-            sides["blobmem"] = ours.finish()
-        ours.close()
+            race([(each.contestant, steps_of(each, args)) for each in ours.values()], args.group, deadline)
+    for name, each in ours.items():
+        with attempt(sides, name):
+            sides[name] = each.finish()
+        each.close()
     yield sides
 
 
-def against(variant: str, layout: str, ours: Any, common: Any, args: argparse.Namespace) -> dict[str, Any]:
+def against(variant: str, layout: str, ours: list[Any], common: Any, args: argparse.Namespace) -> dict[str, Any]:
     """The result of PyTorch in one of its ways, taking turns with ours, whose steps are spread over all of these."""
     from benchmarks.gpu_torch import Theirs, release
 
@@ -119,8 +123,7 @@ def against(variant: str, layout: str, ours: Any, common: Any, args: argparse.Na
     try:
         theirs = Theirs(variant, layout, *common)
         contestants = [(theirs.contestant, steps_of(theirs, args))]
-        if ours is not None:
-            contestants.append((ours.contestant, -(-steps_of(ours, args) // len(args.torch))))
+        contestants += [(each.contestant, -(-steps_of(each, args) // len(args.torch))) for each in ours]
         race(contestants, args.group, common[-1])
         return theirs.finish()
     finally:
@@ -182,7 +185,7 @@ def run_child(net: str, args: argparse.Namespace) -> tuple[dict[str, Any], list[
             if not any(all(other[key] == row[key] for key in KEY) for other in rows):
                 rows.append({**row, "sides": {}})
     for row in rows:
-        for name in ("blobmem", *args.torch):
+        for name in (*OURS[row["phase"]], *args.torch):
             row["sides"].setdefault(name, {"error": failure})
     return found, rows
 

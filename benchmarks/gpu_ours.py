@@ -26,25 +26,27 @@ class Ours:
         phase: "train" (forward, backward, update) or "infer" (the deploy net's forward).
         math: "fp32" or "tf32".
         word: the device's ("cuda").
+        memory: the net's.
     """
 
-    name = "blobmem"
-
-    def __init__(self, model: str, batch: int, phase: str, math: str, word: str, deadline: Deadline) -> None:
+    def __init__(
+        self, model: str, batch: int, phase: str, math: str, word: str, deadline: Deadline, memory: str = "keep"
+    ) -> None:
         begin = time.perf_counter()
         self.device = device_of(word, math)
         self._synchronize = waiting(self.device)
         self.solver: Any = None
         with search_clock() as self.searched:
             if phase == "train":
-                self.solver = inputs.solver_of(inputs.with_inputs(model, batch), device=self.device)
+                self.solver = inputs.solver_of(inputs.with_inputs(model, batch), device=self.device, memory=memory)
                 self.net = self.solver.net
                 inputs.fill(self.net, CLASSES)
                 self.solver.step(1)
-                step = self._train_step()
+                # what a plan gives up and makes anew is the business of whoever runs a whole step
+                step = self._train_step() if memory == "keep" else lambda: self.solver.step(1)
             else:
                 net = inputs.with_inputs(model, batch, deploy=True)
-                self.net = blobmem.Net(net, blobmem.TEST, device=self.device, seed=1, forward_only=True)
+                self.net = blobmem.Net(net, blobmem.TEST, device=self.device, seed=1, forward_only=True, memory=memory)
                 inputs.fill(self.net, CLASSES)
                 step = self.net.run_forward  # a deploy net has no loss to read
             self.contestant = Contestant(step, self._synchronize)

@@ -55,8 +55,8 @@ def test_a_net_is_measured_in_a_process_of_its_own_and_one_that_fails_is_an_erro
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
     train, infer, *failed = json.loads(out.read_text())["results"]
     for row in (train, infer):
-        ours = row["sides"]["blobmem"]
-        assert ours["ms"] > 0 and ours["host_ms"] > 0 and ours["peak_mib"] > 1
+        ours, planned = row["sides"]["blobmem"], row["sides"]["planned"]
+        assert ours["ms"] > 0 and ours["host_ms"] > 0 and ours["peak_mib"] > planned["peak_mib"] > 1
     assert train["sides"]["blobmem"]["peak_mib"] > infer["sides"]["blobmem"]["peak_mib"]
     assert [row["net"] for row in failed] == ["nosuch"] * 2
     assert "nosuch/train_val.prototxt" in failed[0]["sides"]["blobmem"]["error"]
