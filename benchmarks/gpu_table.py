@@ -27,6 +27,18 @@ in which the host has queued one of our steps; `Solver.step` also reads the loss
 warm-up, without the search for algorithms: ours by our statistics, rounded to the driver's chunks in brackets,
 PyTorch's by its allocator.
 """
+PLANNED = {
+    phase: f"""
+With `memory="{memory}"`, arrays take turns in an arena. MiB: what the net that keeps all holds, what this one holds
+(in brackets the driver's chunks), the smallest peak of eager PyTorch, in either layout and with `cudnn.benchmark` on or
+off, and the compiled one's. Milliseconds are whole calls of `{call}`, over those above, and over eager PyTorch's better
+layout.
+
+| net, batch | math | all kept | planned | PyTorch | ratio | compiled | planned, ms | / all kept | / PyTorch |
+| --- | --- |{" ---: |" * 8}
+"""
+    for phase, memory, call in (("train", "train", "Solver.step"), ("infer", "inference", "Net.run_forward"))
+}
 LINK = """
 ## Blobs over the link
 
@@ -117,6 +129,9 @@ def gpu(report: dict[str, Any]) -> str:
         mine = [row for row in rows if row["phase"] == phase]
         if mine:
             parts.append(f"\n### {title}\n\n{_head(phase)}" + "".join(f"{_row(row)}\n" for row in mine))
+        planned = [row for row in mine if "ms" in row["sides"].get("planned", {})]
+        if planned:
+            parts.append(PLANNED[phase] + "".join(f"{_planned_row(row)}\n" for row in planned))
     failed = [
         f"- {_name(row)}, {PHASES[row['phase']].lower()}, {row['math']}, {side}: {_first_line(result['error'])}\n"
         for row in rows
@@ -148,6 +163,26 @@ def _row(row: dict[str, Any]) -> str:
         _number(eager.get("peak_mib"), 0), _ratio(ours.get("peak_mib"), eager.get("peak_mib")),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def _planned_row(row: dict[str, Any]) -> str:
+    sides = {name: side for name, side in row["sides"].items() if "ms" in side}
+    ours, keep, eager = sides["planned"], sides.get("blobmem", {}), _best(sides, EAGER)
+    theirs, compiled = _least(sides, EAGER), _least(sides, COMPILED)
+    held = ours.get("peak_mib")
+    cells = [
+        _name(row), row["math"], _number(keep.get("peak_mib"), 0),
+        f"{_number(held, 0)} ({_number(ours.get('physical_mib'), 0)})", _number(theirs, 0), _ratio(held, theirs),
+        _number(compiled, 0), _number(ours["ms"]), _ratio(ours["ms"], keep.get("ms")),
+        _ratio(ours["ms"], eager.get("ms")),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _least(sides: dict[str, Any], names: Iterable[str]) -> float | None:
+    """The smallest peak in MiB of these sides, in whatever way; None if none was measured."""
+    found = (sides[name].get(key) for name in names if name in sides for key in ("peak_mib", "unsearched_mib"))
+    return min((mib for mib in found if mib is not None), default=None)
 
 
 def _best(sides: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -31,6 +31,17 @@ with two cores (the C++ program with OpenBLAS) and is for orientation.
 | net, batch | figure | blobmem | PyTorch | ratio | ratio of medians | Caffe |
 | --- | --- | ---: | ---: | ---: | ---: | ---: |
 """
+HOST_MEMORY = """
+## Resident memory on the host
+
+`{command}`
+
+on {machine}. Peak resident memory of whole processes, interpreter and libraries included, MiB: all blobs kept, planned
+(`memory="train"`, `memory="inference"`), and eager PyTorch in its better layout.
+
+| net, batch | what | all kept | planned | PyTorch | ratio |
+| --- | --- | ---: | ---: | ---: | ---: |
+"""
 
 
 def row(result: dict[str, Any]) -> str:
@@ -49,7 +60,21 @@ def page() -> str:
     report = json.loads((results / "host.json").read_text())
     machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
     host = HEAD.format(command=report["command"], machine=machine) + "\n".join(map(row, report["results"])) + "\n"
-    return host + gpu_table.sections(results)
+    memory = results / "host_memory.json"
+    return host + (host_memory(json.loads(memory.read_text())) if memory.exists() else "") + gpu_table.sections(results)
+
+
+def host_memory(report: dict[str, Any]) -> str:
+    """A row for each net and phase."""
+    rows = ""
+    for result in report["results"]:
+        keep, planned, *theirs = (side["peak_mib"] for side in result["sides"].values())
+        rows += (
+            f"| {gpu_table.NAMES[result['net']]}, {result['batch']} | {gpu_table.PHASES[result['phase']].lower()} "
+            f"| {keep:.0f} | {planned:.0f} | {min(theirs):.0f} | {planned / min(theirs):.2f} |\n"
+        )
+    machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
+    return HOST_MEMORY.format(command=report["command"], machine=machine) + rows
 
 
 if __name__ == "__main__":

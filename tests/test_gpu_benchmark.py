@@ -79,6 +79,15 @@ def test_ratios_are_to_pytorchs_better_layout():
     assert "Not measured" not in text
 
 
+def test_what_a_plan_holds_is_beside_pytorchs_smallest_peak():
+    keep, planned = {"ms": 10.0, "peak_mib": 300.0}, {"ms": 10.2, "peak_mib": 60.0, "physical_mib": 62.0}
+    eager = {"ms": 20.0, "peak_mib": 150.0, "unsearched_mib": 120.0}
+    last = {"ms": 12.0, "peak_mib": 200.0, "unsearched_mib": 130.0}
+    sides = {"blobmem": keep, "planned": planned, "eager": eager, "channels_last": last, "compile": {"ms": 9.0}}
+    text = gpu_table.gpu({"machine": {}, "results": [row(**sides)]})
+    assert "| ResNet-50, 32 | tf32 | 300 | 60 (62) | 120 | 0.50 | - | 10.20 | 1.02 | 0.85 |" in text
+
+
 def test_what_failed_is_said():
     text = gpu_table.gpu({"machine": {}, "results": [row(blobmem={"error": "DeviceError: no\nmore"})]})
     assert "- ResNet-50, 32, training step, tf32, blobmem: DeviceError: no\n" in text
