@@ -93,6 +93,26 @@ class Key(NamedTuple):
         words += [f"limit={self.limit}"] if self.limit != WORKSPACE_LIMIT else []
         return " ".join(words)
 
+    @property
+    def mirrored(self) -> Key | None:
+        """The key of a gradient for the data that is this convolution, without its bias, with mirrored weights.
+
+        The weights have the axes of inputs and outputs exchanged and their taps in reverse order. cuDNN has faster
+        plans for some of these than for the convolution itself. None where there is no such gradient.
+        """
+        pad = tuple(d * (k - 1) - p for k, p, d in zip(self.w[2:], self.pad, self.dilation, strict=True))
+        if (
+            self.direction not in ("forward", "forward+bias")
+            or self.layout != "NCHW"
+            or self.group > 1
+            or {*self.stride} != {1}
+            or min(pad) < 0
+            or math.prod(self.w[2:]) == 1
+        ):
+            return None
+        w = (self.w[1], self.w[0], *self.w[2:])
+        return self._replace(direction="data", x=self.y, w=w, pad=pad)
+
     def parts_into(self, parts: int) -> bool:
         """Whether the images come in so many equal parts that begin where cuDNN takes arrays to begin."""
         if self.x[0] % parts:

@@ -27,7 +27,7 @@ from blobmem.ops.cuda.conv_direct import (
     noise,
     take_channels_last,
 )
-from blobmem.ops.cuda.cudnn import FUSED, Cudnn, in_parts
+from blobmem.ops.cuda.cudnn import FUSED, MIRRORED, Cudnn, form_of, in_parts, mirror, mirrored_bytes
 from blobmem.ops.cuda.layout import aligned, in_layout, weights_turn
 
 _COLD = 64 << 20  # bytes that are written before each timed run: more than an H200 caches
@@ -110,8 +110,8 @@ class Search:
         self._sample: _Sample
         self._best = [math.inf, math.inf]  # ms of the best plan that is modest, and of the best that is not
         self._listed: list[_Built] = []
-        for fused in (True, False) if key.direction == "forward+bias" else (False,):
-            self._listed += self._built(fused)
+        for form in (FUSED, "", MIRRORED) if key.direction == "forward+bias" else ("", MIRRORED):
+            self._listed += self._built(form)
 
     def candidates(self) -> Generator[Candidate, None, None]:
         """The plans, each ready to run while the next has not been asked for."""
@@ -135,30 +135,34 @@ class Search:
             if min(self._best) == math.inf or (key.group > 1 and key.w[1] == 1):
                 yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, self.arrays[:4]))
 
-    def _built(self, fused: bool) -> Iterator[_Built]:
+    def _built(self, form: str) -> Iterator[_Built]:
         """The plans that can be built; those whose workspace is not modest with the images in so few parts that it is,
         and last in so few that it is within the limit."""
         found = 0
         large: dict[str, int] = {}
-        for index, name, graph in self.cudnn.listed(self.key, fused):
+        for index, name, graph in self.cudnn.listed(self.key, form):
             if found < _MOST and self.cudnn.built(graph, index):
-                workspace = int(graph.get_workspace_size_plan_at_index(index))
+                workspace = self._workspace(form, graph, index)
                 if workspace <= self.key.modest:
                     found += 1
                     yield _Built(graph, index, name, workspace, 1)
                 elif len(large) < _MOST:
                     large[name] = workspace
         for most in (self.key.modest, self.key.limit):
-            yield from self._in_parts(fused, dict(large), most)
+            yield from self._in_parts(form, dict(large), most)
 
-    def _in_parts(self, fused: bool, large: dict[str, int], most: int) -> Iterator[_Built]:
+    def _workspace(self, form: str, graph: Any, index: int) -> int:
+        mirrored = mirrored_bytes(self.key) if form == MIRRORED else 0
+        return int(graph.get_workspace_size_plan_at_index(index)) + mirrored
+
+    def _in_parts(self, form: str, large: dict[str, int], most: int) -> Iterator[_Built]:
         """Plans, by name and the workspace for all images, with these in the fewest parts that need at most so much."""
         for parts in range(1, self.key.x[0] + 1):
             names = {name for name, workspace in large.items() if workspace <= most * parts}
             if names and (parts == 1 or self.key.parts_into(parts)):
-                for index, name, graph in self.cudnn.listed(self.key.part(parts), fused):
+                for index, name, graph in self.cudnn.listed(self.key.part(parts), form):
                     if name in names and self.cudnn.built(graph, index):
-                        workspace = int(graph.get_workspace_size_plan_at_index(index))
+                        workspace = self._workspace(form, graph, index)
                         if workspace <= most:
                             del large[name]
                             yield _Built(graph, index, name, workspace, parts)
@@ -168,10 +172,13 @@ class Search:
         key, follow = self.key, self.cudnn.follow
         x, w, y, b = self.arrays[:4]
         fresh = self.arrays[-1]
-        fused = built.name.startswith(FUSED)
-        biased = key.direction == "forward+bias" and not fused
+        form = form_of(built.name)
+        biased = key.direction == "forward+bias" and form != FUSED
+        scratch = self._cold.address + (mirrored_bytes(key) if form == MIRRORED else 0)
 
         def run() -> None:
+            if form == MIRRORED:
+                mirror(w, self._cold.address)
             for part in range(built.parts):
                 adds = part > 0 and key.direction == "weights"
                 addresses = {
@@ -179,9 +186,11 @@ class Search:
                     2: (fresh if adds else w).address,
                     3: y.address + part * (y.nbytes // built.parts),
                 }
-                if fused:
+                if form == FUSED:
                     addresses[4] = b.address
-                built.graph.execute_plan_at_index(addresses, self._cold.address, built.place, handle=follow())
+                if form == MIRRORED:
+                    addresses = {1: addresses[3], 2: self._cold.address, 3: addresses[1]}
+                built.graph.execute_plan_at_index(addresses, scratch, built.place, handle=follow())
                 if adds:
                     add(fresh, w)
             if biased:

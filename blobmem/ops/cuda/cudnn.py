@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from blobmem.devices.cuda.array import CudaArray
 from blobmem.errors import DeviceError
+from blobmem.ops.cuda import strided
 from blobmem.ops.cuda.algorithms import Key, Shape
+from blobmem.ops.cuda.layout import aligned
 
 FUSED = "bias+"  # what the name of a plan that also adds the bias begins with
+MIRRORED = "mirrored+"  # and of one that convolves by way of a gradient for the data (`Key.mirrored`)
 RELU = "forward+bias+relu"  # the direction of plans that take ReLU of that, too; no choices are made for it
 _LOSES_NAN = "eng39"  # an engine that, with ReLU, makes 0 of what is no number: a net that diverged would look healthy
 _TIMES = "*"  # between the number of parts that the images are taken in, if several, and the rest of a plan's name
@@ -74,13 +78,16 @@ class Cudnn:
         if hasattr(self, "handle"):
             self._pool.append(self.handle)
 
-    def listed(self, key: Key, fused: bool) -> Iterator[tuple[int, str, Any]]:
+    def listed(self, key: Key, form: str = "") -> Iterator[tuple[int, str, Any]]:
         """(index, name, graph) of every plan for a key that its math and its determinism allow, none of them built.
 
-        With `fused` those of the convolution and its bias together; with RELU those that keep what is no number.
-        Nothing where cuDNN does not support the graph.
+        With the form FUSED those of the convolution and its bias together, with MIRRORED those of the gradient for the
+        data that it is; with RELU those that keep what is no number. Nothing where cuDNN does not support the graph.
         """
-        graph = build_graph(self.module, key, fused, self.handle)
+        run = key.mirrored if form == MIRRORED else key
+        if run is None:
+            return
+        graph = build_graph(self.module, run, form == FUSED, self.handle)
         modes = self.module.heur_mode
         try:
             graph.validate()
@@ -92,7 +99,7 @@ class Cudnn:
         seen = set()
         for index in range(graph.get_execution_plan_count()):
             engine = graph.get_plan_name_at_index(index)
-            name = (FUSED if fused else "") + engine
+            name = form + engine
             if name not in seen and not (key.direction == RELU and engine.partition("_")[0] == _LOSES_NAN):
                 seen.add(name)
                 yield index, name, graph
@@ -100,8 +107,7 @@ class Cudnn:
     def build(self, key: Key, name: str) -> Plan | None:
         """The plan of that name for a key; None if there is no such plan or it cannot be built (any more)."""
         parts, whole = parts_of(name)
-        fused = whole.startswith(FUSED)
-        for index, listed, graph in self.listed(key.part(parts), fused):
+        for index, listed, graph in self.listed(key.part(parts), form_of(whole)):
             if listed == whole and self.built(graph, index):
                 return Plan(self, graph, key, name)
         return None
@@ -126,6 +132,24 @@ def parts_of(name: str) -> tuple[int, str]:
     return int(parts or 1), whole
 
 
+def form_of(whole: str) -> str:
+    """FUSED, MIRRORED or nothing: the form of a plan of that name."""
+    return next((form for form in (FUSED, MIRRORED) if whole.startswith(form)), "")
+
+
+def mirrored_bytes(key: Key) -> int:
+    """Workspace in bytes that the weights of a mirrored plan take in front of its own."""
+    return aligned(math.prod(key.w) * np.dtype(key.dtype).itemsize)
+
+
+def mirror(w: CudaArray, address: int) -> None:
+    """Put weights (outputs, inputs, taps...) at an address as (inputs, outputs, taps... in reverse order)."""
+    outputs, inputs, taps = w.shape[0], w.shape[1], math.prod(w.shape[2:])
+    size = (inputs, outputs, taps)
+    target = CudaArray(address, size, w.dtype, w.device)
+    strided.copy(w, target, size, (taps, inputs * taps, -1), strided.strides_of(size), x_at=taps - 1)
+
+
 class Plan:
     """A plan that can be run.
 
@@ -137,17 +161,18 @@ class Plan:
         relu: whether it takes ReLU of that.
     """
 
-    __slots__ = ("_cudnn", "_run", "_steps", "fused", "name", "parts", "relu", "workspace")
+    __slots__ = ("_cudnn", "_mirrored", "_run", "_steps", "fused", "name", "parts", "relu", "workspace")
 
     def __init__(self, cudnn: Cudnn, graph: Any, key: Key, name: str) -> None:
         self._cudnn = cudnn
         self.name = name
         self.parts, whole = parts_of(name)
-        self.fused = whole.startswith(FUSED)
+        self.fused = form_of(whole) == FUSED
         self.relu = key.direction == RELU
         part, width = key.part(self.parts), np.dtype(key.dtype).itemsize
         self._steps = math.prod(part.x) * width, 0, math.prod(part.y) * width, 0
-        self.workspace = int(graph.get_workspace_size())
+        self._mirrored = key if form_of(whole) == MIRRORED else None
+        self.workspace = int(graph.get_workspace_size()) + (mirrored_bytes(key) if self._mirrored else 0)
         graph._prepare_variant_pack_template()
         order, expected = graph._get_variant_pack_uids_sorted(), [1, 2, 3, 4] if self.fused else [1, 2, 3]
         if order != expected:
@@ -161,6 +186,11 @@ class Plan:
         """
         if part:
             addresses = [start + part * step for start, step in zip(addresses, self._steps, strict=False)]
+        if self._mirrored is not None:
+            x, w, y = addresses
+            if not part:
+                mirror(CudaArray(w, self._mirrored.w, np.dtype(self._mirrored.dtype), self._cudnn.device), workspace)
+            addresses, workspace = [y, workspace, x], workspace + mirrored_bytes(self._mirrored)
         try:
             self._run(addresses, workspace, self._cudnn.follow())
         except self._cudnn.errors as error:

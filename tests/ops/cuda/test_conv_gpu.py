@@ -10,7 +10,7 @@ from cuda_devices import make_gpu, needs_gpu
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import algorithms, conv_plans, conv_search
 from blobmem.ops.cuda.conv_direct import noise
-from blobmem.ops.cuda.cudnn import RELU, Cudnn
+from blobmem.ops.cuda.cudnn import FUSED, RELU, Cudnn
 from blobmem.ops.cuda.layout import aligned, in_layout
 from blobmem.ops.registry import ArraySpec, table
 
@@ -124,7 +124,7 @@ def test_relu_in_a_plan_is_relu_after_it(layer, math, layout):
     for array in (arrays[0], arrays[3]):  # in some positions, and all over a channel
         device.memcpy_htod(array.address, nothing)
     results, barred = {}, set()
-    for name in [name for _, name, _ in cudnn.listed(key, True)]:
+    for name in [name for _, name, _ in cudnn.listed(key, FUSED)]:
         plans = cudnn.build(key, name), cudnn.build(key._replace(direction=RELU), name)
         if name.startswith("bias+eng39"):
             assert plans[1] is None, name
@@ -140,7 +140,7 @@ def test_relu_in_a_plan_is_relu_after_it(layer, math, layout):
     for name, (plain, relu) in results.items():
         assert np.isnan(plain).any() and (plain < 0).any()
         np.testing.assert_array_equal(relu, np.maximum(plain, 0), err_msg=name)
-    assert results or barred == {name for _, name, _ in cudnn.listed(key, True)}
+    assert results or barred == {name for _, name, _ in cudnn.listed(key, FUSED)}
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -148,7 +148,7 @@ def test_channels_last_has_plans(direction):
     device = make_gpu(math="tf32")
     key = key_for(device, "vgg 3x3", direction, layout="NHWC")
     cudnn = device.library("cudnn", Cudnn)
-    built = [name for index, name, graph in cudnn.listed(key, False) if cudnn.built(graph, index)]
+    built = [name for index, name, graph in cudnn.listed(key) if cudnn.built(graph, index)]
     assert built
 
 

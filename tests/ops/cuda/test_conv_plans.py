@@ -122,7 +122,7 @@ class Gpu(cuda_emulation.EmulatedCuda):
     def __init__(self, capacity=None):
         super().__init__(capacity)
         self.plans, self.fused_plans, self.measured, self.made = {"eng0": (0, (), 1.0)}, {}, [], None
-        self.relu_plans = {}
+        self.relu_plans, self.mirrored_plans, self.form = {}, {}, ""
 
     def library(self, name, make):
         assert make is cudnn.Cudnn
@@ -138,7 +138,8 @@ class Gpu(cuda_emulation.EmulatedCuda):
         return SimpleNamespace(handle=5)
 
     def milliseconds(self, name):
-        plans = {**self.plans, **{cudnn.FUSED + plan: value for plan, value in self.fused_plans.items()}}
+        forms = {"": self.plans, cudnn.FUSED: self.fused_plans, cudnn.MIRRORED: self.mirrored_plans}
+        plans = {form + plan: value for form, those in forms.items() for plan, value in those.items()}
         plan = plans.get(cudnn.parts_of(name)[1])
         return plan[2] if plan is not None else 2.5
 
@@ -158,10 +159,19 @@ def gpu(monkeypatch, tmp_path):
     device = Gpu()
 
     def build_graph(_, key, fused, handle):
+        if device.form == cudnn.MIRRORED:
+            return Graph(device, key, fused, device.mirrored_plans)
         fused_plans = device.relu_plans if key.direction == cudnn.RELU else device.fused_plans
         return Graph(device, key, fused, fused_plans if fused else device.plans)
 
+    listed = cudnn.Cudnn.listed
+
+    def listed_of(self, key, form=""):
+        device.form = form
+        yield from listed(self, key, form)
+
     monkeypatch.setattr(cudnn, "build_graph", build_graph)
+    monkeypatch.setattr(cudnn.Cudnn, "listed", listed_of)
 
     def measure(self, candidate):
         if not self.is_right(candidate):
@@ -444,6 +454,54 @@ def test_relu_of_images_in_parts(gpu, rng, order, fused, twins, kernels):
     gpu.workspace_limit = 3 * 4096
     assert with_relu(gpu, rng, order, 4096 + TURNED[order], shapes=IMAGES) == kernels
     assert {plan.parts for plan in gpu.made.plans.values()} == {3}
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(
+    "shapes, window",
+    [
+        ({}, {}),
+        ({"y": (2, 4, 7, 8)}, {"pad": (2, 2)}),
+        ({"w": (4, 3, 3, 2), "y": (2, 4, 1, 8)}, {"pad": (0, 2), "dilation": (2, 2)}),
+    ],
+)
+def test_a_convolution_by_way_of_a_gradient(gpu, rng, shapes, window, with_bias):
+    gpu.mirrored_plans, window = {"eng0": (4096, (), 0.5)}, {**WINDOW, **window}
+    at = arrays(gpu, rng, **shapes)
+    b, room = at.b if with_bias else None, 4096 + layout.aligned(at.w.nbytes)
+    if not with_bias:
+        at.b_values[...] = 0
+    for _ in range(2):
+        nbytes, ws = workspace(gpu, "conv_forward", at.x, at.w, b, at.y, **window)
+        assert nbytes == room
+        at.y.zero()
+        table("cuda")["conv_forward"](at.x, at.w, b, at.y, ws=ws, **window)
+        np.testing.assert_allclose(fetched(gpu, at, "y"), expected(at, gpu, **window), atol=1e-5)
+        gpu.restart()
+    assert (gpu.measured, gpu.deterministic) == ([], False), "it was found in the file the second time"
+
+
+def test_a_convolution_by_way_of_a_gradient_in_parts(gpu, rng):
+    gpu.mirrored_plans = {"eng0": (lambda images: images * 1024, (), 0.5)}
+    at = arrays(gpu, rng, **IMAGES)
+    gpu.workspace_limit = 3 * (2 * 1024 + layout.aligned(at.w.nbytes))
+    nbytes, ws = workspace(gpu, "conv_forward", at.x, at.w, at.b, at.y, **WINDOW)
+    assert nbytes == gpu.workspace_limit // 3 and "3*mirrored+eng0" in gpu.measured
+    table("cuda")["conv_forward"](at.x, at.w, at.b, at.y, ws=ws, **WINDOW)
+    np.testing.assert_allclose(fetched(gpu, at, "y"), expected(at, gpu), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"direction": "weights"}, {"direction": "data"}, {"direction": cudnn.RELU}, {"stride": (1, 2)}, {"pad": (3, 1)},
+        {"layout": "NHWC"}, {"group": 2, "w": (4, 2, 3, 3)}, {"w": (4, 4, 1, 1), "pad": (0, 0)},
+    ],
+)  # fmt: skip
+def test_what_is_no_gradient(gpu, change):
+    key = conv_plans.key_of("forward", gpu, *(ArraySpec(IMAGES[n], np.dtype("float32")) for n in "xw"), **WINDOW)
+    assert key.mirrored is not None and key.mirrored.y == key.x and key.mirrored.x == key.y
+    assert key._replace(**change).mirrored is None
 
 
 def test_plans_in_parts_take_no_places_of_others(gpu, rng):
