@@ -233,13 +233,15 @@ class Solver:
             self.test_all()
         for callback in self._callbacks.on_start:
             callback()
-        loss = self._forward_backward()
+        early = self._place_updates()  # anew, as a callback may have run the net by itself
+        loss = self._update_backward() if early else self._forward_backward()
         self._losses.append(loss)
         if self._due(self.param.display):
             self._display()
-        for callback in self._callbacks.on_gradients_ready:
-            callback()
-        self.updater.run(self._iter)
+        if not early:
+            for callback in self._callbacks.on_gradients_ready:
+                callback()
+            self.updater.run(self._iter)
         self._iter += 1
         if self._due(self.param.snapshot) or self._snapshot_asked:
             self._snapshot_asked = False
@@ -249,10 +251,20 @@ class Solver:
 
     def _secure(self, tests: list[Net]) -> None:
         """Allocate all that the iteration will use, or nothing: it must not run out of memory half-way."""
+        self._place_updates()
         missing = self.net.missing(backward=True) + self.updater.missing()
         for net in tests:
             missing += net.missing()
         secure(missing)
+
+    def _place_updates(self) -> bool:
+        """Have parameters updated during backward if nobody is to see their gradients; whether they are."""
+        return self.updater.place(not self._callbacks.on_gradients_ready)
+
+    def _update_backward(self) -> float:
+        """A pass forward, and one backward with the updates in it; the loss."""
+        self.net.debug_info = False
+        return self.updater.run_in_backward(self._iter, self.net.start_forward())
 
     def _forward_backward(self) -> float:
         """Sum the gradients of iter_size batches; their mean loss."""
