@@ -150,6 +150,7 @@ class Net(Access, Placement):
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], Span] = {}
         self._updates: Sequence[Call] | None = None  # a solver's, which its backward passes carry out
+        self._first_update = 0  # the position of the first among the calls of backward
         self._moves = 0
         self._loss_reader = LossReader()
         self._chains_checked = False
@@ -267,6 +268,8 @@ class Net(Access, Placement):
         kept = self.read_after()
         if self._updates is not None:
             backward = update_early(backward, self._updates, joints(backward, self.device, self._images_last))
+            updates = {id(each) for each in self._updates}
+            self._first_update = next((at for at, each in enumerate(backward) if id(each) in updates), len(backward))
             for blob in (blob for blobs in self.params.values() for blob in blobs):
                 blob.owner = self.identity  # so that a gradient without bytes says so
                 if blob.diff_is_held():
@@ -530,14 +533,11 @@ class Net(Access, Placement):
         begun = False
         with self.group.lock, self._going_backward(0, len(self.nodes) - 1) as span:
             assert self._plan is not None and self._arena is not None
-            updates = {id(each) for each in self._updates}
-            calls = span.schedule.calls
-            cut = next((at for at in range(span.start, span.stop) if id(calls[at]) in updates), span.stop)
             self._plan.begin(span, self._arena)
             try:
-                span.schedule.run(span.start, cut)
+                span.schedule.run(0, self._first_update)
                 loss, begun = before(), True
-                span.schedule.run(cut, span.stop)
+                span.schedule.run(self._first_update)
             except BaseException:
                 if begun:
                     log.warning(

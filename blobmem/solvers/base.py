@@ -38,7 +38,9 @@ class Solver:
         seed: what fillers and random draws are a function of; the solver's random_seed when None.
         level, stages: added to the train net's state, which include and exclude rules see.
         memory: "keep", or "train" for as little memory as will do (`build_nets`): blobs are then readable only while
-            no other array has their bytes, but for outputs, parameters and those named in `keep`.
+            no other array has their bytes, but for outputs, parameters and those named in `keep`. Parameters are
+            updated during backward, as soon as their gradients are complete, and gradients readable after it only
+            where something may look at them (`Updater.place`, a callback on_gradients_ready).
         net_options: as for `build_nets` (dtype, input_shapes, train_batch, test_batches, skip_damaged, keep).
 
     Attributes:
@@ -147,7 +149,8 @@ class Solver:
 
         Args:
             on_start: before the forward pass of each iteration.
-            on_gradients_ready: between backward and update; it may change the gradients.
+            on_gradients_ready: between backward and update; it may change the gradients. With one no parameter is
+                updated before (memory="train").
             on_iteration: at the end of each, with the iterations behind and the iteration's loss.
             on_test: with each test net's TestResult.
             on_display: with a Display, every `display` iterations.
@@ -166,8 +169,9 @@ class Solver:
         """Carry out so many iterations, with the tests, reports and snapshots that fall due in them.
 
         Raises OutOfDeviceMemory before an iteration has changed anything or taken a record: once there is room,
-        another call goes on as if nothing had happened. Raises NetError before the first iteration if snapshots are
-        due and cannot be written.
+        another call goes on as if nothing had happened. An iteration that ends amid its updates (memory="train") does
+        not count, and says in a warning that some parameters have been updated. Raises NetError before the first
+        iteration if snapshots are due and cannot be written.
         """
         self.stopped = False
         if self.param.snapshot:
@@ -209,7 +213,10 @@ class Solver:
         net.share_with(self.net)
 
     def apply_update(self) -> None:
-        """Update the parameters from their present gradients, as at the end of an iteration."""
+        """Update the parameters from their present gradients, as at the end of an iteration.
+
+        Raises SharedBlobError if `step` has used these up (memory="train").
+        """
         self.updater.run(self._iter)
 
     def __repr__(self) -> str:

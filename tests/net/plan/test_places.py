@@ -194,6 +194,36 @@ def test_any_net_gives_the_same_bits_at_any_batch(text, batches, simulated):
     assert_same(*traces)
 
 
+@given(
+    nets_at_random(), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.booleans(), st.sampled_from([1, 3, 99])
+)
+@settings(max_examples=40, deadline=None)
+def test_any_net_is_trained_to_the_same_bits(text, batches, simulated, share):
+    """By a solver, in turn with passes by hand."""
+    device = SimulatedDevice() if simulated else HOST
+    traces = []
+    for memory in ("keep", "train"):
+        net, trace = Net(text, TRAIN, device=device, seed=1, memory=memory), []
+        updater = updater_for('base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.01', net)
+        for turn, batch in enumerate(batches):
+            for name in net.inputs:
+                net.blobs[name].reshape(batch, 4)
+            fill_inputs(net, batch)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(early, "SHARE", share)
+                if updater.place(turn % 3 < 2):
+                    trace.append(updater.run_in_backward(turn, net.start_forward()))
+                else:
+                    net.clear_param_diffs()
+                    trace.append(net.run_forward())
+                    net.run_backward()
+                    updater.run(turn)
+            trace += [net.blobs["x"].cpu_diff().copy(), net.blobs["end"].cpu_data().copy()]
+            trace += [entry.blob.cpu_data().copy() for entry in net.learnable]
+        traces.append(trace)
+    assert_same(*traces)
+
+
 # -------------------------------------------------------------------- honest lifetimes
 
 
