@@ -243,13 +243,18 @@ class Solver:
         early = self._place_updates()  # anew, as a callback may have run the net by itself
         loss = self._update_backward() if early else self._forward_backward()
         self._losses.append(loss)
-        if self._due(self.param.display):
-            self._display()
+        try:
+            if self._due(self.param.display):
+                self._display()
+        finally:
+            if early:  # the update is behind, and counts whatever a callback raises
+                self.updater.rate.advance(self._iter)
+                self._iter += 1
         if not early:
             for callback in self._callbacks.on_gradients_ready:
                 callback()
             self.updater.run(self._iter)
-        self._iter += 1
+            self._iter += 1
         if self._due(self.param.snapshot) or self._snapshot_asked:
             self._snapshot_asked = False
             self.snapshot()

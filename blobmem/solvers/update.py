@@ -197,11 +197,9 @@ class Updater:
 
     def run_in_backward(self, iteration: int, before: Callable[[], float]) -> float:
         """Run the net backward with the updates in it, as `place` has said; `before` and result as for
-        `Net.backward_and_update`."""
+        `Net.backward_and_update`. The rate does not advance."""
         self._set_attributes(self.net.compiled()[1], self.rate.at(iteration), 1.0, iteration)
-        result = self.net.backward_and_update(before)
-        self.rate.advance(iteration)
-        return result
+        return self.net.backward_and_update(before)
 
     def _set_attributes(self, schedule: Schedule, rate: float, scale: float, iteration: int) -> None:
         if self._placed is None or self._placed[0]() is not schedule:

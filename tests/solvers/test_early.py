@@ -446,6 +446,31 @@ def test_an_interruption_does_not_count(monkeypatch, device, caplog, updates):
             assert_same(state(solver), state(other))
 
 
+def test_what_a_callback_raises_leaves_a_whole_iteration(device):
+    def fail(display):
+        raise OSError("no terminal")
+
+    solver, kept = make(device, more="display: 3"), make(device, "keep")
+    solver.add_callback(on_display=fail)
+    for done in (1, 4):
+        with pytest.raises(OSError):
+            solver.step(3)
+        assert solver.iter == done
+    kept.step(4)
+    assert_same(state(solver), state(kept))
+
+
+def test_rates_that_are_shown_are_those_that_are_used(device):
+    """Steps that come together are taken one in an iteration."""
+    shown = []
+    for memory in ("keep", "train"):
+        solver, rates = make(device, memory, more="display: 1 stepvalue: 2 stepvalue: 2"), []
+        solver.add_callback(on_display=lambda display, rates=rates: rates.append(display.rate))
+        shown.append([traced(solver, 6), rates])
+    assert_same(shown[0][0], shown[1][0])
+    assert shown[0][1] == shown[1][1] == pytest.approx([0.1, 0.1, 0.05, 0.025, 0.0125, 0.0125])
+
+
 def test_a_bad_label_changes_no_parameter(device):
     text = CAFFENET.replace("value: 3", "value: 9")
     solver = get_solver(with_net(text), device=device, memory="train", seed=5)
