@@ -264,9 +264,9 @@ class _Block(NamedTuple):
 def _blocks(plan: Plan, purpose: Mapping[SyncedMemory, str]) -> list[_Block]:
     """What takes turns in an arena."""
     return [
-        _Block("workspace" if each.memory is None else purpose[each.memory], start, stop, each.first, each.last)
+        _Block("workspace" if each.memory is None else purpose[each.memory], start, stop, each.first, until)
         for each in plan.tenants
-        for start, stop in each.ranges
+        for (start, stop), until in zip(each.ranges, each.untils, strict=True)
     ]
 
 
