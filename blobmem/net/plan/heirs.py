@@ -63,6 +63,8 @@ element is written after all inputs were read there, or whatever else its value 
 def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> dict[SyncedMemory, SyncedMemory]:
     """Of places whose bytes another one takes over, which that is; each is taken over once, and takes over one.
 
+    Where a step may run as one call or as several, it has to be right both ways.
+
     Args:
         steps: as `lifetimes` has them.
         uses: how they use each memory.
@@ -77,8 +79,10 @@ def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> 
             if not born:
                 continue
             later = {operand.view.memory for call in one_by_one[at + 1 :] for operand in call.present()}
+            # what has lived longest first: lifetimes that lie within each other are packed best
+            oldest_first = sorted(begun.items(), key=lambda item: uses[item[0]].first)
             for new in born:
-                for memory, old in begun.items():
+                for memory, old in oldest_first:
                     use = uses[memory]
                     if use.pinned or use.last != index or memory in later:
                         continue

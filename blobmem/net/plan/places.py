@@ -29,9 +29,15 @@ Places = Mapping[Hashable, tuple[Lifetime, int]]
 
 
 class Arena:
-    """Bytes in which the arrays of a net take turns, or those of several nets that run one at a time."""
+    """Bytes in which the arrays of a net take turns, or those of several nets that run one at a time.
+
+    Attributes:
+        buffers: by name, what data comes through to the device. It lies beside the arena, since the next batch is on
+            its way while a pass runs, and the nets have one for all.
+    """
 
     def __init__(self) -> None:
+        self.buffers: dict[str, SyncedMemory] = {}
         self._memory: SyncedMemory | None = None
         self._last: Plan | None = None
 
@@ -45,6 +51,7 @@ class Arena:
         """Nets have moved to that device: give the bytes back if they are on another one."""
         if self._memory is not None and self._memory.device is not device:
             self._memory = self._last = None
+            self.buffers.clear()
 
     def enter(self, plan: Plan) -> bool:
         """A pass under this plan begins: the arrays of other plans have no bytes any more. Whether that is news."""

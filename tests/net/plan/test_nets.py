@@ -1,9 +1,9 @@
 """The plan of the nets in models/, and of two deep ones, is within 1.02 of the largest load of their passes."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
+from in_place import given_up
 
 import blobmem
 from blobmem import TEST, TRAIN, SimulatedDevice
@@ -80,27 +80,6 @@ def unet(batch):
 DEEP = {"densenet264": densenet((6, 12, 64, 48), 16), "unet": unet(4)}
 
 
-IN_PLACE = {
-    "relu_forward", "relu_backward", "dropout_forward", "dropout_backward", "copy", "eltwise_sum",
-    "eltwise_sum_backward", "scale_forward", "scale_backward_data", "batch_norm_forward", "batch_norm_inference",
-    "batch_norm_backward", "sum_arrays",
-}  # fmt: skip
-"""Ops of these nets that may write an output where an input of its size is, if they are the last to read that."""
-
-
-def saved(call, dying, born):
-    """Bytes that a call need not have: outputs that begin with it lie where inputs are that end with it."""
-    operands = list(call.present())
-    if call.op not in IN_PLACE:
-        return 0
-    if call.op == "sum_arrays":  # on the host those after the second are added to what is there
-        operands = [*operands[:2], operands[-1]]
-    often = Counter(operand.view.memory for operand in call.present())
-    inputs = Counter(o.view.nbytes for o in operands if o.view.memory in dying and often[o.view.memory] == 1)
-    outputs = Counter(o.view.nbytes for o in operands if o.view.memory in born and o.blob.dtype != "uint8")
-    return sum(nbytes * min(count, inputs[nbytes]) for nbytes, count in outputs.items())
-
-
 def reckoned(calls, scratch, keep):
     """(Bytes of arrays that are alive at the fullest moment, memories alive at the ends), by going back from the end.
 
@@ -122,7 +101,7 @@ def reckoned(calls, scratch, keep):
             whole = {v.memory for v in each.overwrites if v.nbytes == sizes[v.memory]}
             read = {view.memory for view in each.reads}
             dead = (whole - read) & alive
-            fullest = max(fullest, held + extra - saved(each, dying & read, dead))
+            fullest = max(fullest, held + extra - sum(sizes[memory] for memory in given_up(each, dying & read, dead)))
             held -= sum(sizes[memory] for memory in dead)
             alive -= dead
         outside |= alive
