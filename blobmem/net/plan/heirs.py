@@ -1,4 +1,4 @@
-"""Which array takes over the bytes of another: the output of an op, made in place of an input that nobody reads again."""
+"""Which array takes over the bytes of another: an op's output, made in place of an input that nobody reads again."""
 
 from __future__ import annotations
 

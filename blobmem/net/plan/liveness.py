@@ -49,8 +49,8 @@ def lifetimes(
     """What the steps of a pass use, and from when to when; of a training iteration forward and backward.
 
     Args:
-        steps: what runs, in order: of each the calls that it is made of and, if there are several, last the one that may
-            run in their place. All that these use is in use at one time.
+        steps: what runs, in order: of each the calls that it is made of and, if there are several, last the one that
+            may run in their place. All that these use is in use at one time.
         scratch: bytes of workspace of each step; none if empty.
         keep: memories that somebody reads after the pass.
 
