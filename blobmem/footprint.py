@@ -7,7 +7,6 @@ turns, each purpose has what it has there at the fullest moment, and "gaps" has 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import os
@@ -28,6 +27,7 @@ from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
 from blobmem.memory.workspace import workspace
+from blobmem.net.build import uncollected
 from blobmem.net.builder import Nets, Specs, build_nets, is_solver, specs_of
 from blobmem.net.net import Net
 from blobmem.net.plan import Plan
@@ -157,19 +157,6 @@ def footprint(
         gc.collect()
         workspace(device).trim()
     return result
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Garbage waits: a deep net is a million objects that stay, and to look for cycles among them as they come takes
-    longer than to make them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _build(

@@ -19,7 +19,7 @@ from blobmem.memory.blob import Blob, moves
 from blobmem.memory.slot import Slot
 from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
-from blobmem.net.build import Node, float_dtype, reshape, resize, wire
+from blobmem.net.build import Node, float_dtype, reshape, resize, uncollected, wire
 from blobmem.net.fusion import share_kept
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.inplace import stale_reads
@@ -82,6 +82,7 @@ class Net(Access, Placement):
     Building allocates no activation.
     """
 
+    @uncollected()
     def __init__(
         self,
         model: Any,
@@ -253,6 +254,7 @@ class Net(Access, Placement):
                 fitted = True
         return fitted
 
+    @uncollected()
     def _compile(self) -> tuple[Schedule, Schedule]:
         self._end_plan()
         self._shapes = self._present_shapes()

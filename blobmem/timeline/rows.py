@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from blobmem.devices import Device, SimulatedDevice
 from blobmem.devices.pages import round_up
 from blobmem.errors import NetError
-from blobmem.footprint import batch_of, purposes_of, stated_shapes, uncollected
+from blobmem.footprint import batch_of, purposes_of, stated_shapes
 from blobmem.memory import SyncedMemory
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
+from blobmem.net.build import uncollected
 from blobmem.net.builder import Nets, build_nets, specs_of
 from blobmem.net.net import Net
 from blobmem.net.plan import Plan

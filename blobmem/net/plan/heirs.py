@@ -71,6 +71,8 @@ def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> 
     """
     found: dict[SyncedMemory, SyncedMemory] = {}
     for index, calls in enumerate(steps):
+        if all(each.op not in IN_PLACE for each in calls):
+            continue
         one_by_one = calls[:-1] or calls
         begun: dict[SyncedMemory, Operand] = {}  # how each memory that the step has used so far was used last
         for at, each in enumerate(one_by_one):

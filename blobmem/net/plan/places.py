@@ -78,7 +78,7 @@ class _Tenant(NamedTuple):
 
     @property
     def untils(self) -> list[int]:
-        """Of each range, the last step that counts it as this array's; the one before its heir's first, if it has one."""
+        """Of each range, the last step that counts it as this array's: if it has an heir, the one before its last."""
         return [self.last - (heir is not None) for heir in self.heirs]
 
     def take(self, taken: Extents) -> None:
