@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from blobmem.memory import Intent, SyncedMemory
@@ -60,7 +60,7 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
 element is written after all inputs were read there, or whatever else its value depends on. They are of one size."""
 
 
-def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> dict[SyncedMemory, SyncedMemory]:
+def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> dict[Hashable, Hashable]:
     """Of places whose bytes another one takes over, which that is; each is taken over once, and takes over one.
 
     Where a step may run as one call or as several, it has to be right both ways.
@@ -69,7 +69,7 @@ def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> 
         steps: as `lifetimes` has them.
         uses: how they use each memory.
     """
-    found: dict[SyncedMemory, SyncedMemory] = {}
+    found: dict[Hashable, Hashable] = {}
     for index, calls in enumerate(steps):
         if all(each.op not in IN_PLACE for each in calls):
             continue

@@ -81,7 +81,7 @@ def lifetimes(
     return Lifetimes(arena, pinned, {turn[0].key: turn for turn in turns if len(turn) > 1})
 
 
-def _turns(own: Mapping[Hashable, Lifetime], heir: Mapping[SyncedMemory, SyncedMemory]) -> list[list[Lifetime]]:
+def _turns(own: Mapping[Hashable, Lifetime], heir: Mapping[Hashable, Hashable]) -> list[list[Lifetime]]:
     """The lifetimes, those after one another that take over each other's bytes."""
     taken = {*heir.values()}
     turns = [[life] for key, life in own.items() if key not in taken]
