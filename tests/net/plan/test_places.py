@@ -22,7 +22,7 @@ from blobmem.footprint import stated_shapes
 from blobmem.memory import Intent, Side
 from blobmem.net import schedule
 from blobmem.net.builder import specs_of
-from blobmem.net.plan import Layout
+from blobmem.net.plan import Layout, arena
 from blobmem.net.sharing import Halves, Spent
 
 ROOT = Path(__file__).parents[3]
@@ -409,6 +409,60 @@ def test_debug_info_and_a_pass_layer_by_layer(device, caplog):
         for index in reversed(range(len(net.nodes))):
             each.run_backward(index, index)
     assert_same(*([entry.blob.cpu_diff() for entry in each.learnable] for each in (net, kept)))
+
+
+RESIDUAL = (
+    CHAIN[: CHAIN.index('layer { name: "act1"')]
+    + """
+layer { name: "r1" type: "ReLU" bottom: "ip1" top: "r1" }
+"""
+    + dense("ip2", "r1")
+    + """
+layer { name: "sum" type: "Eltwise" bottom: "ip2" bottom: "r1" top: "sum" }
+layer { name: "r2" type: "ReLU" bottom: "sum" top: "sum" }
+"""
+    + dense("ip3", "sum")
+    + """
+layer { name: "sum3" type: "Eltwise" bottom: "ip3" bottom: "sum" top: "sum3" }
+layer { name: "r3" type: "ReLU" bottom: "sum3" top: "sum3" }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "sum3" bottom: "label" top: "loss" }
+"""
+)
+
+
+def test_sums_in_place_as_a_whole_and_layer_by_layer(device):
+    """Where a GPU takes some layers at a time, parts of these have to leave what the rest reads."""
+    net, kept = (Net(RESIDUAL, TRAIN, device=device, seed=3, memory=memory) for memory in ("train", "keep"))
+    assert_same(iterate(net), iterate(kept))
+    names = {(tenant.memory.name, heir.name) for tenant in net._plan.tenants for heir in tenant.heirs if heir}
+    # the gradients of a sum and its ReLU, which are one op on a GPU, can lie where that finds its sign
+    back = ("sum", "ip2.diff") if device.family == "cuda" else ("sum.diff", "r1_r1_0_split_1.diff")
+    assert {("ip2", "sum"), ("ip3", "sum3"), back} <= names
+    for each in (net, kept):
+        each.clear_param_diffs()
+        for index in range(len(net.nodes)):
+            each.run_forward(index, index)
+        for index in reversed(range(len(net.nodes))):
+            each.run_backward(index, index)
+    assert_same(*([entry.blob.cpu_diff() for entry in each.learnable] for each in (net, kept)))
+    net.run_forward()
+    assert "ip2" in gone(net)[0]
+    with pytest.raises(SharedBlobError, match=r"would read 'ip2'.*keep=\['ip2'\]"):
+        net.forward(start="sum")
+
+
+def test_to_and_fro_between_batches_looks_for_a_layout_once(monkeypatch):
+    text = CHAIN.replace("DummyData", "Input").replace("dummy_data_param", "input_param")
+    text = text.replace('data_filler { type: "gaussian" } data_filler { type: "constant" value: 1 }', "")
+    net, found, place = Net(text, TRAIN, device=HOST, seed=2, memory="train"), [], arena._place
+    arena._remembered.cache_clear()
+    monkeypatch.setattr(arena, "_place", lambda *lives: (found.append(lives), place(*lives))[1])
+    for batch in (6, 40, 6, 40, 6):
+        net.blobs["data"].reshape(batch, 4)
+        net.blobs["label"].reshape(batch)
+        fill_inputs(net, batch)
+        iterate(net)
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("memory", ["train", "inference"])
