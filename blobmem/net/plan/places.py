@@ -16,7 +16,7 @@ from blobmem.memory.slot import Slot
 from blobmem.net.layouts import turn
 from blobmem.net.plan.arena import layout
 from blobmem.net.plan.liveness import Lifetime, lifetimes
-from blobmem.net.plan.recompute import Remade
+from blobmem.net.plan.uses import Remade
 from blobmem.net.sharing import Halves, Spent, halves
 from blobmem.ops.call import Call
 
@@ -119,7 +119,7 @@ class Plan:
         try:
             for memory in used:
                 self._move(memory, lying.get(memory), places)
-            self._remade = {each.array.data_view.memory: each for each in remade}
+            self._remade = {each.array.view.memory: each for each in remade}
             first = 0
             for schedule, own in zip(schedules, units, strict=True):
                 rooms = {unit.start: self._room(places[at]) for at, unit in enumerate(own, first) if at in places}
