@@ -19,7 +19,7 @@ from blobmem.memory.blob import Blob
 from blobmem.net.plan.uses import Remade, Uses, lie_alike, present
 from blobmem.ops.call import Call, Operand, overwrite
 
-_CHEAP = {"scale_forward": 1, "relu_forward": 1, "eltwise_sum": -1}
+_CHEAP = {"scale_forward": 1, "relu_forward": 1, "eltwise_sum": -1, "concat_forward": -1}
 """Ops that may run again, and up to which of their operands they make the last one of: further ones are factors."""
 
 
@@ -54,9 +54,10 @@ class _Recipe:
         return present(self.steps[-1].operands[-1])
 
     def only_begins_with(self, source: SyncedMemory) -> bool:
-        """Whether of the steps only the first reads it, once."""
+        """Whether of the steps only the first reads it, once, and may do so in place."""
         inputs = [operand.view.memory for step in self.steps for operand in _inputs(step)]
-        return inputs.count(source) == 1 and source in inputs[: len(_inputs(self.steps[0]))]
+        first = inputs[: len(_inputs(self.steps[0]))]
+        return self.steps[0].op != "concat_forward" and source in first and inputs.count(source) == 1
 
     def again(self, reader: Call) -> Iterator[Call]:
         """The calls that make it in its array, for a call that reads it."""
