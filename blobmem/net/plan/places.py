@@ -190,11 +190,12 @@ class Plan:
             for memory, (_, makers, start) in self._remade.items():
                 first, stop = (bisect_left(makers, position) for position in (span.start, span.stop))
                 span.made += [(memory, 0 if first <= start else first, stop)] if first < stop else []
+        anew = {memory for memory, each in self._remade.items() if not each.array.diff}
         coming = sorted(written, key=lambda tenant: tenant.first)
         for tenant in sorted(written, key=lambda tenant: tenant.last, reverse=True):
             while coming and coming[-1].first > tenant.last:
                 coming.pop().take(later)
-            used_up = tenant.memory in self._remade and tenant.last in steps
+            used_up = tenant.memory in anew and tenant.last in steps
             if tenant.memory is not None and (used_up or tenant.meets(later)):
                 span.spent.append(tenant.memory)
         spent = {*span.spent}
