@@ -70,7 +70,6 @@ def shut_in_pools(
             and top.view.nbytes <= y.view.nbytes  # what is kept instead
             and uses.stays(bottom, pooled)
             and all(memory in free and memory not in uses.on_host for memory in (bottom, pooled, d_pooled, d_bottom))
-            and d_pooled not in uses.written
             and uses.touched[d_pooled][-1] == at  # or somebody would see it changed
             and uses.touched[d_pooled][0] < uses.read[d_pooled][0]  # or it is a script that fills it
         ):

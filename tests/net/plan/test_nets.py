@@ -161,4 +161,5 @@ def test_what_is_made_anew_takes_no_more_than_what_is_kept(monkeypatch, largest_
         lives = lifetimes([[each] for each in (*forward, *calls)], keep=net.read_after()).arena
         loads.append(largest_load(lives))
         plans.append(layout(lives).nbytes)
-    assert loads[1] <= loads[0] * LEAST.get(name, 1) and plans[1] <= plans[0]
+    assert loads[1] <= loads[0] * LEAST.get(name, 1)
+    assert plans[1] <= plans[0] and plans[1] <= 1.02 * loads[1]

@@ -87,6 +87,18 @@ CHAINS = {
         ),
         1,
     ),
+    "summed twice": (
+        net_of(BLOCK + normalised("e", "x") + summed("y", "p e"), conv("c", "y") + loss("c"), ""),
+        4,  # p has an array of its own, e is made in y's
+    ),
+    "summed in place": (
+        net_of(
+            normalised("a", "data", relu=True) + normalised("b", "a", relu=True) + normalised("q", "data"),
+            layer("Eltwise", "x", "a b", "x") + layer("Eltwise", "i", "x q", "x") + conv("c", "x") + loss("c"),
+            "",
+        ),
+        4,  # q, which the second step needs, has an array of its own
+    ),
     "one after another": (net_of(WHOLE, conv("d", "c") + NEXT + conv("f", "d") + loss("f")), 2),
 }
 """What becomes of c (or n, or x), and how many arrays are made anew."""
@@ -191,6 +203,7 @@ class LooksOnHost(Layer):
 
 GLOBAL = "batch_norm_param { use_global_stats: true }"
 OTHER = "reshape_param { shape { dim: 0 dim: 2 dim: -1 dim: 5 } }"
+SUM, LAST = layer("Eltwise", "x", "a b", "x"), conv("c", "x") + loss("c")
 LEFT = {
     "norm alone": (net_of(NORM), {}),
     "kept": (net_of(WHOLE), {"keep": ["c"]}),
@@ -199,6 +212,12 @@ LEFT = {
     "changed once more": (net_of(WHOLE + layer("Dropout", "drop", "c", "c")), {}),
     "read on the host": (net_of(WHOLE, layer("LooksOnHost", "p", "c", "p") + conv("d", "p") + loss("d")), {}),
     "seen in another shape": (net_of(WHOLE, layer("Reshape", "f", "c", "f", OTHER) + conv("d", "f") + loss("d")), {}),
+    "of what is kept": (
+        net_of(
+            conv("a", "data") + RELU.replace('"c"', '"a"') + conv("b", "a") + RELU.replace('"c"', '"b"') + SUM, LAST, ""
+        ),
+        {"keep": ["a"]},
+    ),
     "scaled by a blob": (
         net_of(
             NORM + layer("Scale", "s", "c g", "c", "scale_param { axis: 0 }"),
@@ -325,6 +344,15 @@ def test_a_top_that_was_made_otherwise_is_not_made_anew(device, parts):
     for blob in net.params["bn"]:
         blob.data[...] = 0
     assert_same(iterate(net), iterate(kept))
+
+
+def test_a_sum_of_what_was_made_otherwise_is_not_made_anew(device):
+    """A part of forward has scaled twice what is summed."""
+    net = made(CHAINS["a sum"][0], device, "train", keep=["c"])
+    net.run_forward(last=position(net, "ps"))
+    net.run_forward(position(net, "ps"))
+    with pytest.raises(SharedBlobError, match="would make 'x' anew"):
+        net.run_backward(first=position(net, "c"))
 
 
 @pytest.mark.parametrize(
