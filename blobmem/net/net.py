@@ -26,7 +26,7 @@ from blobmem.net.inplace import stale_reads
 from blobmem.net.layouts import is_faster
 from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
-from blobmem.net.plan import Arena, Plan, Remade, recompute, unseen, update_early
+from blobmem.net.plan import Arena, Plan, Remade, read_tops, recompute, shut_in_pools, unseen, update_early
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints, secure
 from blobmem.net.sharing import Identity, SharingGroup, SharingReport, halves, share_blobs
 from blobmem.ops.call import Call, call, overwrite_diff
@@ -288,13 +288,18 @@ class Net(Access, Placement):
         return schedules
 
     def _recompute(self, forward: list[Call], backward: list[Call]) -> tuple[list[Call], list[Remade]]:
-        """The calls of backward that make anew what need not be kept for them, and the arrays that they fill."""
+        """The calls of backward for which less need be kept (`plan`), and the arrays that they fill from what is."""
 
-        def array_like(norm: Call, top: Blob) -> Blob:
-            return self.nodes[norm.layer].layer.internal_blob("recomputed", top.shape)
+        def array_like(maker: Call, blob: Blob) -> Blob:
+            return self.nodes[maker.layer].layer.internal_blob("recomputed", blob.shape)
 
-        free = unseen(halves(self, ())) - {*self.read_after()}
-        return recompute(forward, backward, free, table(self.device.family), array_like)
+        used = {operand.view.memory for each in (*forward, *backward) for operand in each.present()}
+        free = unseen(halves(self, used)) - {*self.read_after()}
+        ops = table(self.device.family)
+        backward, of_tops = read_tops(forward, backward, free, ops)
+        backward, of_pools = shut_in_pools(forward, backward, free, ops)
+        backward, anew = recompute(forward, backward, free, ops, array_like)
+        return backward, [*of_tops, *of_pools, *anew]
 
     def _share_buffers(self, arena: Arena, uses: Mapping[SyncedMemory, bool]) -> None:
         """Let data come through the same memories as to the other nets of an arena, where each pass replaces all that

@@ -16,7 +16,7 @@ from blobmem.memory.slot import Slot
 from blobmem.net.layouts import turn
 from blobmem.net.plan.arena import layout
 from blobmem.net.plan.liveness import Lifetime, lifetimes
-from blobmem.net.plan.recompute import Remade
+from blobmem.net.plan.uses import Remade
 from blobmem.net.sharing import Halves, Spent, halves
 from blobmem.ops.call import Call
 
@@ -142,7 +142,7 @@ class Plan:
             moved: dict[Hashable, SyncedMemory] = {}
             for memory in reversed(used):  # heirs, whose first use is later, are there when they are named
                 self._move(memory, lying.get(memory), places, heirs, moved)
-            self._remade = {each.array.data_view.memory: each for each in remade}
+            self._remade = {each.array.view.memory: each for each in remade}
             first = 0
             for schedule, own in zip(schedules, units, strict=True):
                 rooms = {unit.start: self._room(places[at]) for at, unit in enumerate(own, first) if at in places}
@@ -226,11 +226,12 @@ class Plan:
             for memory, (_, makers, start) in self._remade.items():
                 first, stop = (bisect_left(makers, position) for position in (span.start, span.stop))
                 span.made += [(memory, 0 if first <= start else first, stop)] if first < stop else []
+        anew = {memory for memory, each in self._remade.items() if not each.array.diff}
         coming = sorted(written, key=lambda tenant: tenant.first)
         for tenant in sorted(written, key=lambda tenant: tenant.last, reverse=True):
             while coming and coming[-1].first > tenant.last:
                 coming.pop().take(later)
-            used_up = tenant.memory in self._remade and tenant.last in steps
+            used_up = tenant.memory in anew and tenant.last in steps
             inherited = any(heir in span.written for heir in tenant.heirs if heir is not None)
             if tenant.memory is not None and (used_up or inherited or tenant.meets(later)):
                 span.spent.append(tenant.memory)

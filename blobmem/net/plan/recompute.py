@@ -1,66 +1,76 @@
-"""A pass over the calls of backward: the top of a normalisation is made anew for them, instead of being kept.
+"""A pass over the calls of backward: what cheap calls made of arrays that are there anyway is made anew for it, instead
+of being kept.
 
-What is kept for the gradient of a BatchNorm, the normalised array, is also what its top was made of, by a Scale or a
-ReLU in place, or both. The calls of forward that did so run again on an array of its own, just before the first call
-that reads it. The bits are the same, and so is the order of all else.
+Such are the tops of normalisations, of which the normalised array is kept for the gradient, with a Scale, a ReLU or
+both behind them; sums of these and of other sums; and what follows from an array that backward reads later in any case.
+The calls of forward that made it run again on an array of its own, just before the first call that needs it. The bits
+are the same, and so is the order of all else.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Sequence
-from typing import NamedTuple
+import math
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
-from blobmem.ops.call import Call, Operand, overwrite, read
+from blobmem.net.plan.uses import Remade, Uses, lie_alike, present
+from blobmem.ops.call import Call, Operand, overwrite
 
-_STEPS = (("scale_forward", "relu_forward"), ("scale_forward",), ("relu_forward",))
-"""What may have become of a normalised array; each takes its input first and its output last."""
-
-
-class Remade(NamedTuple):
-    """An array that backward fills with what forward has made.
-
-    Attributes:
-        makers: the calls of forward, by their positions, that write what it replaces.
-        start: which of them is the first that matters, the BatchNorm's.
-    """
-
-    array: Blob
-    makers: list[int]
-    start: int
+_CHEAP = {"scale_forward": 1, "relu_forward": 1, "eltwise_sum": -1, "concat_forward": -1}
+"""Ops that may run again, and up to which of their operands they make the last one of: further ones are factors."""
 
 
-class _Chain(NamedTuple):
-    """How a top came about: from the array that its BatchNorm keeps, by these calls in place.
+@dataclasses.dataclass(slots=True)
+class _Recipe:
+    """How an array came about.
 
     Attributes:
-        writers: the positions in forward of these calls and, before them, of others that write the top's bytes.
+        maker: the call of forward that begins it.
+        kept: what the array was before the steps, where that is kept too: what a BatchNorm, the maker, normalised.
+        steps: the calls after that, or from the maker on; the last one makes `top`.
+        writers: positions in forward of what writes the array and what it is made of.
+        start: that of the first of them that matters.
+        readers: positions in backward of the calls that read it.
+        sources: of what it is made, what is made anew too.
+        at: before which call of backward it is made.
+        array: in which array. None: nobody needs it.
     """
 
-    norm: Call
+    maker: Call
+    kept: Operand | None
     steps: list[Call]
-    writers: list[int]
-
-    @property
-    def kept(self) -> Operand:
-        return _present(self.norm.operands[2])
+    writers: set[int]
+    start: int
+    readers: list[int]
+    sources: dict[SyncedMemory, _Recipe]
+    at: float = math.inf
+    array: Blob | None = None
 
     @property
     def top(self) -> Operand:
-        return _present(self.norm.operands[1])
+        return present(self.steps[-1].operands[-1])
 
-    def again(self, array: Blob, reader: Call) -> list[Call]:
-        """The calls that make it in another array, for a call that reads it."""
-        made, source = [], self.kept.blob
+    def only_begins_with(self, source: SyncedMemory) -> bool:
+        """Whether of the steps only the first reads it, once, and may do so in place."""
+        inputs = [operand.view.memory for step in self.steps for operand in _inputs(step)]
+        first = inputs[: len(_inputs(self.steps[0]))]
+        return self.steps[0].op != "concat_forward" and source in first and inputs.count(source) == 1
+
+    def again(self, reader: Call) -> Iterator[Call]:
+        """The calls that make it in its array, for a call that reads it."""
+        assert self.array is not None
+        arrays = {memory: source.array for memory, source in self.sources.items()}
+        arrays[self.top.view.memory] = None if self.kept is None else self.kept.blob
         for step in self.steps:
-            shape = _present(step.operands[0]).op_shape
-            operands = (read(source, shape), *step.operands[1:-1], overwrite(array, shape))
+            inputs = [_placed(operand, arrays.get(operand.view.memory)) for operand in _inputs(step)]
+            out = overwrite(self.array, present(step.operands[-1]).op_shape)
+            operands = (*inputs, *step.operands[len(inputs) : -1], out)
             layer, name = reader.layer, reader.layer_name
-            made.append(dataclasses.replace(step, operands=operands, layer=layer, layer_name=name))
-            source = array
-        return made
+            yield dataclasses.replace(step, operands=operands, layer=layer, layer_name=name)
+            arrays[self.top.view.memory] = self.array
 
 
 def recompute(
@@ -70,107 +80,145 @@ def recompute(
     ops: Container[str],
     array_like: Callable[[Call, Blob], Blob],
 ) -> tuple[list[Call], list[Remade]]:
-    """The calls of backward, with those put in that make tops of normalisations anew, and the arrays that these fill.
+    """The calls of backward, with those put in that make arrays of forward anew, and the arrays that these fill.
 
     Args:
         forward, backward: the calls of a whole pass.
         free: memories that nobody reads but these calls.
-        ops: those of the device; what calls of others use has its place on the host.
-        array_like: the array for the top, a blob, of a BatchNorm, its call.
+        ops: those of the device.
+        array_like: the array for a blob that is made from this call of forward on.
     """
-    uses = _Uses(forward, backward, ops)
+    recipes = _recipes(Uses(forward, backward, ops), free)
+    _arrange(recipes, array_like)
     result: list[list[Call]] = [[each] for each in backward]
-    remade: list[Remade] = []
-    for at in range(len(forward)):
-        chain = uses.chain(at)
-        if chain is None or chain.top.view.memory not in free:
+    remade: dict[SyncedMemory, Remade] = {}
+    for memory, recipe in recipes.items():  # sources come before what is made of them
+        if recipe.array is None:
             continue
-        readers = uses.readers(chain)
-        if not readers:
+        for reader in recipe.readers:
+            result[reader][-1] = _redirected(result[reader][-1], memory, recipe.array)
+        at, makers, array = int(recipe.at), sorted(recipe.writers), overwrite(recipe.array)
+        result[at][-1:-1] = recipe.again(backward[at])
+        remade[array.view.memory] = Remade(array, makers, makers.index(recipe.start))  # of one array, what is made last
+    return [each for calls in result for each in calls], [*remade.values()]
+
+
+def _recipes(uses: Uses, free: Container[SyncedMemory]) -> dict[SyncedMemory, _Recipe]:
+    """What could be made anew, in the order in which forward is done with it."""
+    recipes: dict[SyncedMemory, _Recipe] = {}
+    for memory, writers in sorted(uses.written.items(), key=lambda item: item[1][-1]):
+        if memory in free and uses.stays(memory):
+            recipe = _recipe(memory, writers, uses)
+            if recipe is not None and _is_there(recipe, uses, free, recipes):
+                recipes[memory] = recipe
+    return recipes
+
+
+def _recipe(memory: SyncedMemory, writers: list[int], uses: Uses) -> _Recipe | None:
+    """How it came about, and who reads it; None if not by cheap calls, or if it cannot be another array there."""
+    begin = len(writers) - 1
+    while begin and _is_cheap(uses.forward[writers[begin]], memory, in_place=True):
+        begin -= 1
+    maker, kept = uses.forward[writers[begin]], None
+    steps = [uses.forward[at] for at in writers[begin:]]
+    if maker.op == "batch_norm_forward":
+        kept, steps = maker.operands[2], steps[1:]
+    elif not _is_cheap(maker, memory, in_place=False):
+        return None
+    if not steps or (maker.op == "batch_norm_forward" and kept is None):
+        return None
+    readers = uses.read.get(memory, [])
+    recipe = _Recipe(maker, kept, steps, {*writers}, writers[begin], readers, {})
+    lying = [operand for call in (maker, *steps) for operand in call.present() if operand.view.memory is memory]
+    for at in readers:
+        # a layer below the last step's has seen other numbers, which is warned of
+        if uses.backward[at].layer < steps[-1].layer:
+            return None
+        found = [operand for operand in uses.backward[at].present() if operand.view.memory is memory]
+        if any(operand.diff or operand.blob.shape != recipe.top.blob.shape for operand in found):
+            return None
+        lying += found
+    return recipe if all(lie_alike(operand, recipe.top) for operand in lying) else None
+
+
+def _is_there(recipe: _Recipe, uses: Uses, free: Container[SyncedMemory], recipes: dict[SyncedMemory, _Recipe]) -> bool:
+    """Whether backward has all that it takes as forward had it, or makes it anew; adds the latter to its sources."""
+    memory, layer = recipe.top.view.memory, recipe.steps[-1].layer
+
+    def remains(source: SyncedMemory) -> bool:
+        """Whether what is in it is kept for backward in any case."""
+        last = uses.read.get(source, [])[-1:]
+        return uses.stays(source) and any(uses.backward[at].layer <= layer for at in last)
+
+    if recipe.kept is not None:
+        kept = recipe.kept.view.memory
+        if uses.written[kept] != [recipe.start] or not remains(kept):
+            return False
+    for at in uses.written[memory][-len(recipe.steps) :]:
+        step = uses.forward[at]
+        inputs = _inputs(step)
+        factors = [operand.view.memory for operand in step.operands[len(inputs) : -1] if operand is not None]
+        if not uses.stays(*factors) or any(factor in uses.written for factor in factors):
+            return False
+        for operand in inputs:
+            source = operand.view.memory
+            if source is memory:
+                continue
+            if source not in free or not 0 <= uses.last_write(source) < at:  # other numbers may be there by now
+                return False
+            other = recipes.get(source)
+            if other is None:
+                if not remains(source):
+                    return False
+                recipe.writers.update(uses.written[source])
+                continue
+            if not lie_alike(operand, other.top) or operand.blob.shape != other.top.blob.shape:
+                return False
+            recipe.sources[source] = other
+            recipe.writers.update(uses.written[source] if other.readers else other.writers)
+            if not other.readers:
+                recipe.start = min(recipe.start, other.start)
+    return True
+
+
+def _arrange(recipes: dict[SyncedMemory, _Recipe], array_like: Callable[[Call, Blob], Blob]) -> None:
+    """Say when each is made, if it is, and in which array: its own, or that of the only one that is made of it."""
+    users = Counter(source for recipe in recipes.values() for source in recipe.sources)
+    for recipe in reversed(recipes.values()):
+        recipe.at = min([recipe.at, *recipe.readers[:1]])
+        if recipe.at == math.inf:
             continue
-        array = array_like(chain.norm, chain.top.blob)
-        array.data_view.memory.name = chain.top.blob.name  # which is what a user would keep
-        remade.append(Remade(array, chain.writers, chain.writers.index(at)))
-        for reader in readers:
-            result[reader][-1] = _redirected(result[reader][-1], chain.top, array)
-        first = readers[0]
-        result[first][:0] = chain.again(array, backward[first])
-    return [each for calls in result for each in calls], remade
+        if recipe.array is None:
+            recipe.array = array_like(recipe.maker, recipe.top.blob)
+            recipe.array.data_view.memory.name = recipe.top.blob.name  # which is what a user would keep
+        lent = False
+        for memory, source in recipe.sources.items():
+            source.at = min(source.at, recipe.at)
+            if not lent and not source.readers and users[memory] == 1 and recipe.only_begins_with(memory):
+                source.array, lent = recipe.array, True
 
 
-class _Uses:
-    """Which calls of a pass read and write which memories."""
-
-    def __init__(self, forward: Sequence[Call], backward: Sequence[Call], ops: Container[str]) -> None:
-        self.forward, self.backward = forward, backward
-        self.written: dict[SyncedMemory, list[int]] = {}  # in forward, where
-        self.read: dict[SyncedMemory, list[int]] = {}  # in backward, where
-        for at, each in enumerate(forward):
-            for memory in dict.fromkeys(view.memory for view in each.writes):
-                self.written.setdefault(memory, []).append(at)
-        for at, each in enumerate(backward):
-            for memory in dict.fromkeys(view.memory for view in each.reads):
-                self.read.setdefault(memory, []).append(at)
-        self.changed = {view.memory for each in backward for view in each.writes}
-        self.on_host = {
-            operand.view.memory for each in (*forward, *backward) if each.op not in ops for operand in each.present()
-        }
-
-    def chain(self, at: int) -> _Chain | None:
-        """What starts with this call of forward, if that keeps what it normalises and nothing else makes the top, or
-        what it is made of."""
-        norm = self.forward[at]
-        if norm.op != "batch_norm_forward" or norm.operands[2] is None:
-            return None
-        kept, top = _present(norm.operands[2]), _present(norm.operands[1])
-        writers = self.written[top.view.memory]
-        steps = [self.forward[position] for position in writers if position > at]
-        sources = [kept.view.memory]
-        for step in steps:
-            if not (_lie_alike(step.operands[0], top) and _lie_alike(step.operands[-1], top)):
-                return None
-            sources += [operand.view.memory for operand in step.operands[1:-1] if operand is not None]
-        if tuple(step.op for step in steps) not in _STEPS or self.written[kept.view.memory] != [at]:
-            return None
-        if any(memory in self.written for memory in sources[1:]):
-            return None
-        own = {*sources, top.view.memory}
-        return None if own & self.changed or own & self.on_host else _Chain(norm, steps, writers)
-
-    def readers(self, chain: _Chain) -> list[int]:
-        """Where the chain's top is read backward; nowhere if it cannot be another array there."""
-        found = self.read.get(chain.top.view.memory, [])
-        for at in found:
-            # a layer below the chain's last has seen other numbers, which is warned of. Those above come before the
-            # BatchNorm's own gradient, for which what it keeps is there anyway
-            if self.backward[at].layer < chain.steps[-1].layer:
-                return []
-            for operand in self.backward[at].present():
-                if operand.view.memory is not chain.top.view.memory:
-                    continue
-                if operand.diff or not _lie_alike(operand, chain.top) or operand.blob.shape != chain.top.blob.shape:
-                    return []
-        return found
-
-
-def _present(operand: Operand | None) -> Operand:
-    assert operand is not None
-    return operand
-
-
-def _lie_alike(one: Operand | None, other: Operand) -> bool:
-    """Whether both are the same bytes."""
-    if one is None:
+def _is_cheap(call: Call, memory: SyncedMemory, in_place: bool) -> bool:
+    """Whether it may run again, and makes all of the array: of itself, or not."""
+    if call.op not in _CHEAP or call.once or present(call.operands[-1]).view.memory is not memory:
         return False
-    a, b = one.view, other.view
-    return a.memory is b.memory and a.offset == b.offset and a.nbytes == b.nbytes
+    return in_place == any(operand.view.memory is memory for operand in _inputs(call))
 
 
-def _redirected(call: Call, top: Operand, array: Blob) -> Call:
-    """The call, reading an array in place of the top."""
-    memory = top.view.memory
+def _inputs(call: Call) -> list[Operand]:
+    """What the call, a cheap one, makes its last operand of."""
+    return [present(operand) for operand in call.operands[: _CHEAP[str(call.op)]]]
+
+
+def _placed(operand: Operand, blob: Blob | None) -> Operand:
+    """The operand, of another blob if one is given."""
+    return operand if blob is None else dataclasses.replace(operand, blob=blob, shape=operand.op_shape)
+
+
+def _redirected(call: Call, memory: SyncedMemory, array: Blob) -> Call:
+    """The call, reading an array in place of what is in the memory."""
     operands = (
-        dataclasses.replace(operand, blob=array) if operand is not None and operand.view.memory is memory else operand
+        _placed(operand, array) if operand is not None and operand.view.memory is memory else operand
         for operand in call.operands
     )
     return dataclasses.replace(call, operands=tuple(operands))

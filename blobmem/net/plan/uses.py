@@ -1,0 +1,85 @@
+"""Which calls of a pass use which memories, for the passes over the calls of backward (`masks`, `recompute`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+from blobmem.memory import Intent, SyncedMemory
+from blobmem.ops.call import Call, Operand
+
+
+class Remade(NamedTuple):
+    """What backward fills by other calls than its layers', out of what forward has left.
+
+    Attributes:
+        array: what is filled.
+        makers: the calls of forward, by their positions, that have to have run in this order for it to be right.
+        start: which of them is the first that matters: a part of forward may begin with it, or before.
+    """
+
+    array: Operand
+    makers: list[int]
+    start: int
+
+
+class Uses:
+    """Which calls read and write which memories.
+
+    Args:
+        forward, backward: the calls of a whole pass.
+        ops: those of the device; what calls of others use has its place on the host.
+
+    Attributes:
+        written: memory -> positions of the calls of forward that change it.
+        read: memory -> positions of the calls of backward that need what was there.
+        touched: memory -> positions of the calls of backward that use it in any way.
+        changed: memories that backward changes.
+        on_host: memories that are used there.
+    """
+
+    def __init__(self, forward: Sequence[Call], backward: Sequence[Call], ops: Container[str]) -> None:
+        self.forward, self.backward = forward, backward
+        self.written: dict[SyncedMemory, list[int]] = {}
+        self.read: dict[SyncedMemory, list[int]] = {}
+        self.touched: dict[SyncedMemory, list[int]] = {}
+        for at, each in enumerate(forward):
+            for memory in dict.fromkeys(view.memory for view in each.writes):
+                self.written.setdefault(memory, []).append(at)
+        for at, each in enumerate(backward):
+            for memory in dict.fromkeys(view.memory for view in each.reads):
+                self.read.setdefault(memory, []).append(at)
+            for memory in dict.fromkeys(operand.view.memory for operand in each.present()):
+                self.touched.setdefault(memory, []).append(at)
+        self.changed = {view.memory for each in backward for view in each.writes}
+        self.on_host = {
+            operand.view.memory for each in (*forward, *backward) if each.op not in ops for operand in each.present()
+        }
+
+    def last_write(self, memory: SyncedMemory) -> int:
+        """Position of the last call of forward that changes it; -1 if none does."""
+        return self.written.get(memory, [-1])[-1]
+
+    def stays(self, *memories: SyncedMemory) -> bool:
+        """Whether backward finds in them what forward left, and none is used on the host."""
+        return self.changed.isdisjoint(memories) and self.on_host.isdisjoint(memories)
+
+
+def present(operand: Operand | None) -> Operand:
+    """The operand, which is not absent."""
+    assert operand is not None
+    return operand
+
+
+def lie_alike(one: Operand | None, other: Operand) -> bool:
+    """Whether both are the same bytes."""
+    if one is None:
+        return False
+    a, b = one.view, other.view
+    return a.memory is b.memory and a.offset == b.offset and a.nbytes == b.nbytes
+
+
+def reading(operand: Operand) -> Operand:
+    """The operand, read."""
+    return dataclasses.replace(operand, intent=Intent.READ)

@@ -1,0 +1,61 @@
+"""Small nets of images, for tests of what a plan makes of their passes, and what these tests ask of them."""
+
+import numpy as np
+
+from blobmem import TRAIN, Net
+
+DATA = """
+name: "normalised" force_backward: true
+layer { name: "data" type: "DummyData" top: "data" top: "t" dummy_data_param {
+  data_filler { type: "gaussian" } data_filler { type: "gaussian" }
+  shape { dim: 3 dim: 2 dim: 6 dim: 5 } shape { dim: 3 dim: 4 } } }
+"""
+
+
+def layer(kind, name, bottom, top, options=""):
+    ends = "".join(f' bottom: "{each}"' for each in bottom.split()) + f' top: "{top}"'
+    return f'layer {{ name: "{name}" type: "{kind}"{ends} {options} }}\n'
+
+
+def conv(name, bottom, top=None, outputs=4):
+    filler = 'weight_filler { type: "xavier" }'
+    return layer("Convolution", name, bottom, top or name,
+                 f"convolution_param {{ num_output: {outputs} kernel_size: 3 pad: 1 {filler} }}")  # fmt: skip
+
+
+def loss(bottom):
+    options = 'inner_product_param { num_output: 4 weight_filler { type: "xavier" } }'
+    return layer("InnerProduct", "ip", bottom, "ip", options) + layer("EuclideanLoss", "loss", "ip t", "loss")
+
+
+def made(text, device, memory, **options):
+    return Net(text, TRAIN, device=device, seed=3, memory=memory, **options)
+
+
+def iterate(net):
+    """A training iteration by hand; its loss, and all gradients and parameters."""
+    net.clear_param_diffs()
+    trace = [net.run_forward()]
+    net.run_backward()
+    for entry in net.learnable:
+        trace += [entry.blob.cpu_diff().copy(), entry.blob.cpu_data().copy()]
+        entry.blob.data[...] -= 0.1 * entry.blob.cpu_diff()
+    return trace
+
+
+def assert_same(one, other):
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def remade(net):
+    """Names of the arrays that backward makes anew."""
+    net.compiled()
+    return [name for name in net.internals if name.endswith("/recomputed")]
+
+
+def lives_on(net, name):
+    """Whether a blob's data are read by any call of backward."""
+    memory = net.blobs[name].data_view.memory
+    return any(view.memory is memory for call in net.compiled()[1].calls for view in call.reads)
