@@ -2,7 +2,11 @@
 
 from blobmem.net.plan.arena import Layout, layout
 from blobmem.net.plan.liveness import Lifetime, Lifetimes, lifetimes
+from blobmem.net.plan.parts import Parts, in_parts
 from blobmem.net.plan.places import Arena, Plan, unseen
 from blobmem.net.plan.recompute import Remade, recompute
 
-__all__ = ["Arena", "Layout", "Lifetime", "Lifetimes", "Plan", "Remade", "layout", "lifetimes", "recompute", "unseen"]
+__all__ = [
+    "Arena", "Layout", "Lifetime", "Lifetimes", "Parts", "Plan", "Remade", "in_parts", "layout", "lifetimes",
+    "recompute", "unseen",
+]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from blobmem.memory import Intent, Side, SyncedMemory
 from blobmem.memory.extents import ZERO, Extents
+from blobmem.memory.reordered import extent
 from blobmem.net.layouts import reordered_of
 from blobmem.ops.call import Call, Operand
 
@@ -100,9 +101,10 @@ class _Use:
         else:
             self.pinned |= any(bits == ZERO for _, _, bits in self.written.runs(start, stop))
         self.pinned |= once and operand.intent is not Intent.READ
-        # what is channels last lies from the start of an array of its own; the truth may go to and fro between the two
-        place, extent = (view.memory, stop) if operand.form is None else (reordered_of(view.memory).array, view.nbytes)
-        self.places[place] = max(self.places.get(place, 0), extent)
+        place, end = view.memory, stop
+        if operand.form is not None:  # in an array of its own; the truth may go to and fro between the two
+            place, end = reordered_of(view.memory).array, extent(view, operand.intent)
+        self.places[place] = max(self.places.get(place, 0), end)
 
     def lifetimes(self) -> Iterable[Lifetime]:
         return (Lifetime(place, nbytes, self.first, self.last) for place, nbytes in self.places.items())
