@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from blobmem.memory import Intent, View
+from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import Blob
 from blobmem.memory.reordered import Form
 
@@ -46,6 +46,11 @@ class Operand:
         index, count = self.part
         nbytes = view.nbytes // count
         return view.memory.view(view.offset + index * nbytes, nbytes)
+
+    @property
+    def memory(self) -> SyncedMemory:
+        """The view's, also if the blob has got another shape, whose parts would be no views."""
+        return (self.blob.diff_view if self.diff else self.blob.data_view).memory
 
     @property
     def array_shape(self) -> tuple[int, ...]:

@@ -21,8 +21,8 @@ from blobmem.ops.call import Call, Operand, call, overwrite, read
 
 MOST_PARTS, FEWEST_ITEMS = 16, 8
 """Of more parts, or of fewer items in each, a GPU's kernels get too small to fill it."""
-_WORTH = 0.9  # of what the net holds otherwise: for less the calls are left alone
-_NEAR = 1 / 8  # of what arrays take otherwise, more than the least, for fewer parts and an earlier end: they cost time
+_WORTH, _LITTLE = 0.1, 64 << 20  # of what the net holds, and in bytes: to save less than either is not worth the time
+_NEAR = 1 / 12  # of what arrays take otherwise, more than the least, for fewer parts and an earlier end: they cost time
 
 _EACH = frozenset({
     "relu_forward", "sigmoid_forward", "tanh_forward", "elu_forward", "power_forward", "exp_forward", "log_forward",
@@ -170,7 +170,7 @@ def _choose(calls: Sequence[Call], stretch: _Stretch, free: Set[SyncedMemory], w
                 held.append((outside + max(part + crossing, rest), count, end))
     now = int(loads.max(initial=0))
     least = min(held, default=(outside + now, 1, 0))[0]
-    if least > _WORTH * (outside + now):
+    if outside + now - least < max(_LITTLE, _WORTH * (outside + now), 1):
         return None
     return min((count, end) for nbytes, count, end in held if nbytes <= least + _NEAR * now)
 
