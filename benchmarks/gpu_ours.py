@@ -23,7 +23,7 @@ class Ours:
 
     Args:
         model, batch: a folder of models/ and the batch size.
-        phase: "train" (forward, backward, update) or "infer" (the deploy net's forward).
+        phase: "train" (forward, backward, update) or "infer" (the deploy net's forward, its arrays taking turns).
         math: "fp32" or "tf32".
         word: the device's ("cuda").
     """
@@ -44,7 +44,7 @@ class Ours:
                 step = self._train_step()
             else:
                 net = inputs.with_inputs(model, batch, deploy=True)
-                self.net = blobmem.Net(net, blobmem.TEST, device=self.device, seed=1, forward_only=True)
+                self.net = blobmem.Net(net, blobmem.TEST, device=self.device, seed=1, memory="inference")
                 inputs.fill(self.net, CLASSES)
                 step = self.net.run_forward  # a deploy net has no loss to read
             self.contestant = Contestant(step, self._synchronize)

@@ -264,7 +264,7 @@ class _Block(NamedTuple):
 def _blocks(plan: Plan, purpose: Mapping[SyncedMemory, str]) -> list[_Block]:
     """What takes turns in an arena."""
     return [
-        _Block("workspace" if each.memory is None else purpose[each.memory], start, stop, each.first, each.last)
+        _Block("workspace" if each.memory is None else purpose.get(each.memory, "data"), start, stop, each.first, each.last)
         for each in plan.tenants
         for start, stop in each.ranges
     ]
