@@ -264,7 +264,7 @@ class _Block(NamedTuple):
 def _blocks(plan: Plan, purpose: Mapping[SyncedMemory, str]) -> list[_Block]:
     """What takes turns in an arena."""
     return [
-        _Block("workspace" if each.memory is None else purpose.get(each.memory, "data"), start, stop, each.first, each.last)
+        _Block("workspace" if each.memory is None else purpose[each.memory], start, stop, each.first, each.last)
         for each in plan.tenants
         for start, stop in each.ranges
     ]
@@ -298,7 +298,7 @@ def purposes_of(net: Net, solver_state: Sequence[Blob] = ()) -> dict[SyncedMemor
     for layer in (node.layer for node in net.nodes):
         for name, blob in layer.internal.items():
             result[blob.data_view.memory] = "input buffers" if name in layer.input_buffers else "internal"
-    for blob in net.blobs.values():
+    for blob in (*net.blobs.values(), *net.pieces):
         result[blob.data_view.memory] = "data"
         if blob.has_diff:
             result[blob.diff_view.memory] = "diffs"

@@ -10,6 +10,7 @@ from cuda_emulation import EmulatedCuda
 
 from blobmem import TEST, TRAIN, Net, SharedBlobError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
+from blobmem.footprint import purposes_of
 from blobmem.memory import Side
 from blobmem.net import schedule
 from blobmem.net.plan import parts
@@ -313,3 +314,9 @@ def test_what_mixes_items_or_is_not_known_ends_the_parts(layer):
     assert_close(*results)
     mix = nets[1].layer_names.index("mix")
     assert nets[1]._parts is None or nets[1]._parts.layers[1] < mix
+
+
+def test_pieces_have_a_purpose():
+    net = wide(SimulatedDevice())
+    plan, purposes = net.planned(), purposes_of(net)
+    assert {purposes[tenant.memory] for tenant in plan.tenants if tenant.memory is not None} == {"data"}
