@@ -289,7 +289,7 @@ def purposes_of(net: Net, solver_state: Sequence[Blob] = ()) -> dict[SyncedMemor
     for layer in (node.layer for node in net.nodes):
         for name, blob in layer.internal.items():
             result[blob.data_view.memory] = "input buffers" if name in layer.input_buffers else "internal"
-    for blob in net.blobs.values():
+    for blob in (*net.blobs.values(), *net.pieces):
         result[blob.data_view.memory] = "data"
         if blob.has_diff:
             result[blob.diff_view.memory] = "diffs"

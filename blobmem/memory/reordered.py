@@ -32,10 +32,17 @@ class State(enum.Enum):
     NEWER = enum.auto()  # the array here
 
 
-class Reordered:
-    """One view's bytes of a memory, channels last on the device.
+def extent(view: View, intent: Intent) -> int:
+    """How many bytes of its array a view may take: what is read alone lies at its start."""
+    return view.nbytes if intent is Intent.READ else view.offset + view.nbytes
 
-    The memory's lock is held around all that happens here.
+
+class Reordered:
+    """One run of a memory's bytes, channels last on the device.
+
+    It is one view's, or what views of the same kind of image have written one after another, in the order of their
+    offsets: images lie one behind the other in both orders, so that each of these has the same offset from the run's
+    start in both. The memory's lock is held around all that happens here.
 
     Attributes:
         array: the memory of the reordered bytes.
@@ -68,26 +75,33 @@ class Reordered:
         memory = view.memory
         with memory.lock:
             start, stop = view.offset, view.offset + view.nbytes
-            # fewer images of the same kind are the first of those that are here, which stay; but in a memory that nets
-            # share what is there is another net's, which nobody may read any more
-            within = self._state is State.NEWER and self._is_of(form) and stop <= self._stop and not memory.shared
-            known = self._start == start and (self._form == form or within)
-            if intent is not Intent.OVERWRITE and (self._state is State.STALE or not known):
+            of_kind = self._state is not State.STALE and self._is_of(form)
+            # some of the images that are here are used where they lie. But what is written from the first on, in a
+            # memory that nets share, ends what was there: it is another net's, which nobody may read any more
+            anew = memory.shared and intent is Intent.OVERWRITE and start == self._start and stop < self._stop
+            known = of_kind and self._start <= start and stop <= self._stop and not anew
+            newer = self._state is State.NEWER
+            follows = of_kind and newer and intent is Intent.OVERWRITE and start == self._stop
+            replaces = intent is Intent.OVERWRITE and start == self._start and stop >= self._stop
+            if newer and not (known or anew or follows or replaces):
+                self._settle(memory, stream)
+            if not known and intent is not Intent.OVERWRITE:
                 source = memory.access(Side.DEVICE, start, view.nbytes, Intent.READ, stream)
                 target = self.array.access(Side.DEVICE, 0, view.nbytes, Intent.OVERWRITE, stream)
                 self._copy(source, target, form, back=False)
                 self._become(State.EQUAL, form, start, stop)
                 memory.epoch += 2  # who writes the memory itself has to say so again
-            elif (
-                not known
-                and self._state is State.NEWER
-                and (start != self._start or (stop < self._stop and not memory.shared))
-            ):
-                self._settle(memory, stream)
-            if intent is not Intent.READ and (self._state is not State.NEWER or not known):
-                self._become(State.NEWER, form, start, stop)
+            if intent is not Intent.READ and not (known and newer):
+                if follows:
+                    assert self._form is not None
+                    self._become(State.NEWER, (self._form[0] + form[0], *form[1:]), self._start, stop)
+                elif known:
+                    assert self._form is not None
+                    self._become(State.NEWER, self._form, self._start, self._stop)
+                else:
+                    self._become(State.NEWER, form, start, stop)
                 memory.epoch += 2
-            return int(self.array.access(Side.DEVICE, 0, view.nbytes, intent, stream))
+            return int(self.array.access(Side.DEVICE, start - self._start, view.nbytes, intent, stream))
 
     def _is_of(self, form: Form) -> bool:
         """Whether images of this form are laid out as those that are here."""

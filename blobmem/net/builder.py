@@ -170,6 +170,7 @@ def build_nets(
     train = _build(train_spec, batch=train_batch, memory=memory, **common)
     nets = Nets(train)
     common["memory"] = memory if memory == "keep" else "inference"
+    common["passes"] = ()  # the arena is as large as the train net needs it anyway
     for index, spec in enumerate(test_specs):
         batch = test_batches[index] if test_batches else None
         test = _build(

@@ -142,7 +142,7 @@ def _image(operand: Operand | None) -> Shape | None:
     """The (images, channels, height, width) of an operand; None for anything else."""
     if operand is None or len(operand.blob.shape) != 4 or operand.blob.dtype.itemsize != 4 or not operand.blob.count:
         return None
-    return operand.blob.shape
+    return operand.array_shape
 
 
 def _is_folded(shape: Shape, image: Shape | None) -> bool:

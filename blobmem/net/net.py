@@ -26,9 +26,20 @@ from blobmem.net.inplace import stale_reads
 from blobmem.net.layouts import is_faster
 from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
-from blobmem.net.plan import Arena, Plan, Remade, read_tops, recompute, shut_in_pools, unseen, update_early
+from blobmem.net.plan import (
+    Arena,
+    Parts,
+    Plan,
+    Remade,
+    in_parts,
+    read_tops,
+    recompute,
+    shut_in_pools,
+    unseen,
+    update_early,
+)  # fmt: skip
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints, secure
-from blobmem.net.sharing import Identity, SharingGroup, SharingReport, halves, share_blobs
+from blobmem.net.sharing import Identity, NeverWhole, SharingGroup, SharingReport, halves, share_blobs
 from blobmem.ops.call import Call, call, overwrite_diff
 from blobmem.ops.registry import table
 from blobmem.proto.text import is_text, read_net
@@ -37,6 +48,9 @@ log = logging.getLogger("blobmem")
 
 MEMORY = ("keep", "train", "inference")
 """What becomes of a net's arrays after a pass: see `Net`."""
+
+PASSES = ("parts",)
+"""Passes over a net's calls that change results, by rounding: see `Net`."""
 
 
 class Net(Access, Placement):
@@ -61,6 +75,10 @@ class Net(Access, Placement):
             while others have its bytes raises SharedBlobError. A net with layers whose shapes depend on values keeps
             all.
         keep: names of blobs whose data and gradient stay readable nevertheless.
+        passes: names of passes over the calls that may change the rounding of results. "parts": the first layers
+            take a large batch in parts, one after another, where that saves much; blobs that live only within them are
+            then never whole (with memory="keep" they are). It is for nets that only run forward, and the default where
+            memory is "inference"; () is none. A device that computes deterministically has none.
         source: the file that a message came from, for error messages.
 
     Attributes:
@@ -75,6 +93,8 @@ class Net(Access, Placement):
         device: where it computes now.
         memory: as given.
         kept: names of the blobs that stay readable whatever `memory` is.
+        passes: those that are applied where they can be. To run only some of the layers that take parts, to have
+            callbacks about layers, or `debug_info`, ends "parts" for good.
         param: the NetParameter that it was built from, splits inserted.
         debug_info: log the mean absolute value of what each layer writes.
 
@@ -101,6 +121,7 @@ class Net(Access, Placement):
         skip_damaged: bool = False,
         memory: str = "keep",
         keep: Iterable[str] = (),
+        passes: Iterable[str] | None = None,
         source: str = "",
     ) -> None:
         Access.__init__(self)
@@ -124,6 +145,7 @@ class Net(Access, Placement):
             raise ValueError(f"memory is one of {', '.join(MEMORY)}, not {memory!r}")
         self.memory = memory
         self.forward_only = forward_only or memory == "inference"
+        self.passes = self._checked_passes(passes)
         graph = wire(self.param, self._context, self.forward_only)
         self.nodes = graph.nodes
         self.blobs: dict[str, Blob] = graph.blobs
@@ -156,6 +178,7 @@ class Net(Access, Placement):
         self._loss_reader = LossReader()
         self._chains_checked = False
         self._name_blobs()
+        self._parts: Parts | None = None  # how the forward schedule takes the batch
         self._arena = self._new_arena()
         self._plan: Plan | None = None
         self.kept = self._checked_names(keep)
@@ -212,6 +235,16 @@ class Net(Access, Placement):
         for name in sorted(kept - {*self.blobs, *self.internals}):
             raise NetError(f"keep: no blob '{name}' in {self.identity}; blobs: {', '.join(self.blobs)}")
         return kept
+
+    def _checked_passes(self, names: Iterable[str] | None) -> frozenset[str]:
+        if names is None:
+            return frozenset(PASSES if self.memory == "inference" else ())
+        passes = frozenset(names)
+        for name in sorted(passes.difference(PASSES)):
+            raise ValueError(f"passes are {', '.join(PASSES)}; there is none called {name!r}")
+        if "parts" in passes and not self.forward_only:
+            raise ValueError("'parts' is for a net that only runs forward: build it with forward_only=True too")
+        return passes
 
     def _calls(self) -> tuple[list[Call], list[Call]]:
         share_kept(self.nodes)
@@ -277,6 +310,9 @@ class Net(Access, Placement):
                 blob.owner = self.identity  # so that a gradient without bytes says so
                 if blob.diff_is_held():
                     kept.append(blob.diff_view.memory)
+        self._parts = self._in_parts(forward)
+        if self._parts is not None:
+            forward = self._parts.calls
         schedules = (
             Schedule(forward, self.device, done=self._done[0], images_last=self._images_last),
             Schedule(backward, self.device, done=self._done[1], images_last=self._images_last),
@@ -284,8 +320,29 @@ class Net(Access, Placement):
         self._spans = {}
         if self._arena is not None:
             self._plan = Plan(self, schedules, kept, self._arena.memory(self.device), remade)
+            self._miss_absent()
         self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
         return schedules
+
+    def _in_parts(self, forward: list[Call]) -> Parts | None:
+        """The calls with the first layers taking the batch in parts, if they are to and it is worth it."""
+        if "parts" not in self.passes or self._dynamic or self._stale or getattr(self.device, "deterministic", False):
+            return None
+        lying = halves(self, ())
+        keeps = self._arena is None
+        free = ({*lying} if keeps else unseen(lying)) - {*self.read_after()}
+        return in_parts(forward, table(self.device.family), free, whole=keeps)
+
+    def _miss_absent(self) -> None:
+        """Say of arrays that are never whole why they cannot be read."""
+        for memory in self._parts.absent if self._parts is not None else ():
+            memory.shared = True
+            memory.set_writer(NeverWhole(self.memory))
+
+    @property
+    def pieces(self) -> list[Blob]:
+        """Arrays of parts of the batch, in place of blobs that are never whole."""
+        return [] if self._parts is None else self._parts.pieces
 
     def _recompute(self, forward: list[Call], backward: list[Call]) -> tuple[list[Call], list[Remade]]:
         """The calls of backward for which less need be kept (`plan`), and the arrays that they fill from what is."""
@@ -329,10 +386,12 @@ class Net(Access, Placement):
 
     def _end_plan(self) -> None:
         """Give all blobs memories of their own again, in which nothing is."""
-        if self._plan is not None:
+        if self._plan is not None or self._parts is not None:
             self._schedules, self._spans = None, {}
+        if self._plan is not None:
             self._plan.end(self)
             self._plan = None
+        self._parts = None
 
     def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:
         """Let a solver's backward passes, `backward_and_update`, carry out its updates of parameters, each as soon as
@@ -392,6 +451,9 @@ class Net(Access, Placement):
     def _span(self, backward: bool, first: int, last: int) -> Span:
         """The calls of layers first to last, with what they need and rely on."""
         schedule = self.compiled(first, last)[backward]
+        if self._parts is not None and not backward and (self._is_watched() or self._parts.divides(first, last)):
+            self._end_parts()
+            schedule = self.compiled(first, last)[backward]
         if self._moves != moves():  # some blob, perhaps of this net, is elsewhere now
             self._moves, self._spans = moves(), {}
         span = self._spans.get((backward, first, last))
@@ -402,6 +464,20 @@ class Net(Access, Placement):
                 self._plan.follow(span, backward)
             self._spans[backward, first, last] = span
         return span
+
+    def _is_watched(self) -> bool:
+        """Whether somebody looks at the net between its layers."""
+        return bool(self.debug_info or self._callbacks["before_forward"] or self._callbacks["after_forward"])
+
+    def _end_parts(self) -> None:
+        """Let all layers take the whole batch from now on."""
+        log.warning(
+            "%s takes its batch as a whole from now on, which needs more memory: its layers are run, or looked at, "
+            "one by one. Build it with passes=() to have that from the start",
+            self.identity,
+        )  # fmt: skip
+        self.passes -= {"parts"}
+        self._end_plan()
 
     def _check_written(self, span: Span) -> None:
         """Raise SharedBlobError for a slot of another net's arena: any array of that net may have the bytes."""

@@ -15,6 +15,7 @@ from blobmem.devices import HOST, Device, Stream
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.blob import moves
+from blobmem.memory.reordered import extent
 from blobmem.memory.slot import Slot
 from blobmem.memory.synced import shrinks
 from blobmem.memory.workspace import workspace
@@ -135,7 +136,7 @@ class _BoundLast(_Bound):
 
     def need(self, side: Side) -> Need:
         view = self.operand.view
-        return Need(reordered_of(view.memory).array, side, view.nbytes)
+        return Need(reordered_of(view.memory).array, side, extent(view, self.operand.intent))
 
 
 class Done:

@@ -102,6 +102,24 @@ class Spent(Writer):
         return f"To keep it build the net with keep=['{name}'], or to keep everything with memory='keep'"
 
 
+class NeverWhole(Spent):
+    """Who wrote, in place of a net, the memories of arrays of which it makes a part at a time (`plan.parts`)."""
+
+    __slots__ = ()
+
+    def about_blob(self, name: str, owner: Any, memory: str) -> str:
+        return f"blob '{name}' of {owner} {self._why(memory)}"
+
+    def about_pass(self, reader: Any, memory: str) -> str:
+        return f"{reader} would read '{memory}', which {self._why(memory)}"
+
+    def _why(self, memory: str) -> str:
+        return (
+            f"is never there as a whole: with memory='{self._mode}' the first layers take the batch in parts. "
+            f"{self._remedy(memory)}; with passes=() they take it at once"
+        )
+
+
 @dataclass(slots=True)
 class SharingReport:
     """What was shared between two nets.
@@ -183,7 +201,7 @@ def halves(net: Net, used: Container[SyncedMemory], params: bool = False) -> dic
         of_memory.views.append(view)
         of_memory.binds.append(functools.partial(bind, offset=view.offset))
 
-    for name, blob in (*net.blobs.items(), *net.internals.items()):
+    for name, blob in (*net.blobs.items(), *net.internals.items(), *((each.name, each) for each in net.pieces)):
         add(name, blob.data_view, blob.bind_data)
     own = [(blob.name, blob) for blobs in net.params.values() for blob in blobs] if params else []
     for name, blob in (*net.blobs.items(), *net.internals.items(), *own):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from blobmem.memory import Intent, View
+from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import Blob
 from blobmem.memory.reordered import Form
 
@@ -26,6 +26,8 @@ class Operand:
         accumulate: a parameter's gradient, added to unless it is known to be zero, or the intent is overwrite; the op
             is told by the keyword.
         form: how the schedule keeps the array channels last (`memory.reordered.Form`); None as the blob has it.
+        part: (index, count) for one of so many equal parts of the array, along its first axis and each a multiple of
+            512 bytes; None for all of it. `shape` is then the part's.
     """
 
     blob: Blob
@@ -34,16 +36,33 @@ class Operand:
     shape: tuple[int, ...] | None = None
     accumulate: bool = False
     form: Form | None = None
+    part: tuple[int, int] | None = None
 
     @property
     def view(self) -> View:
         """The bytes, where they are now."""
-        return self.blob.diff_view if self.diff else self.blob.data_view
+        view = self.blob.diff_view if self.diff else self.blob.data_view
+        if self.part is None:
+            return view
+        index, count = self.part
+        nbytes = view.nbytes // count
+        return view.memory.view(view.offset + index * nbytes, nbytes)
+
+    @property
+    def memory(self) -> SyncedMemory:
+        """The view's, also if the blob has got another shape, whose parts would be no views."""
+        return (self.blob.diff_view if self.diff else self.blob.data_view).memory
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The blob's shape, or what the part has of it."""
+        shape = self.blob.shape
+        return shape if self.part is None else (shape[0] // self.part[1], *shape[1:])
 
     @property
     def op_shape(self) -> tuple[int, ...]:
         """The shape in which the op sees it."""
-        return self.blob.shape if self.shape is None else self.shape
+        return self.array_shape if self.shape is None else self.shape
 
 
 def read(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:

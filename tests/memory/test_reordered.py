@@ -125,3 +125,60 @@ def test_moving_to_another_device_takes_them_along():
     pair.memory.move_to(SimulatedDevice())
     assert (pair.plain(Side.HOST, 2, Intent.READ) == 3).all()
     assert pair.device.statistics.bytes_held == 0
+
+
+ALIGNED = 128  # positions, so that an image begins at a multiple of 512 bytes
+
+
+def images_at(pair, turns, start, count, intent):
+    """The reordered array of some images of 128 positions, through a view of their own."""
+
+    def counting(*arguments):
+        turns.append(arguments[-1])
+        turn(*arguments)
+
+    pair.memory.reordered._turn = counting
+    item = 4 * CHANNELS * ALIGNED
+    view = pair.memory.view(start * item, count * item)
+    form = (count, CHANNELS, ALIGNED, np.dtype(np.float32))
+    address = pair.memory.reordered.access(view, form, intent, None)
+    return pair.device.as_array(address, (count, ALIGNED, CHANNELS), np.float32)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_images_written_part_by_part_are_read_as_one_array_without_being_turned(shared):
+    pair, turns = Pair(), []
+    pair.memory.shared = shared
+    for first in (1, 7):  # two passes
+        for start in (0, 2):
+            images_at(pair, turns, start, 2, Intent.OVERWRITE)[...] = first + start
+            part = images_at(pair, turns, start, 2, Intent.READ)
+            part = images_at(pair, turns, start, 2, Intent.OVERWRITE)  # in place
+            part[...] += 1
+        np.testing.assert_array_equal(
+            images_at(pair, turns, 0, 4, Intent.READ)[:, 0, 0], np.repeat([2, 4], 2) + first - 1
+        )
+        np.testing.assert_array_equal(images_at(pair, turns, 2, 2, Intent.READ), first + 3)
+    assert turns == []
+    plain = pair.memory.view(0, 16 * CHANNELS * ALIGNED).cpu_data().view(np.float32)
+    np.testing.assert_array_equal(plain.reshape(4, -1)[:, 0], [8, 8, 10, 10])
+    assert turns == [True]
+
+
+def test_images_apart_from_those_that_are_here_leave_these_to_the_memory():
+    pair, turns = Pair(), []
+    pair.memory.view(0, 16 * CHANNELS * ALIGNED).cpu_data("overwrite").view(np.float32)[...] = 5
+    images_at(pair, turns, 0, 1, Intent.OVERWRITE)[...] = 1
+    np.testing.assert_array_equal(images_at(pair, turns, 3, 1, Intent.READ), 5)
+    images_at(pair, turns, 1, 1, Intent.OVERWRITE)[...] = 2
+    plain = pair.memory.view(0, 16 * CHANNELS * ALIGNED).cpu_data().view(np.float32)
+    np.testing.assert_array_equal(plain.reshape(4, -1)[:, 0], [1, 2, 5, 5])
+
+
+def test_parts_that_are_only_read_take_the_bytes_of_one():
+    pair, turns = Pair(), []
+    item = 4 * CHANNELS * ALIGNED
+    pair.memory.view(0, 4 * item).cpu_data("overwrite").view(np.float32)[...] = 5
+    for start in (0, 2, 0, 2):
+        np.testing.assert_array_equal(images_at(pair, turns, start, 2, Intent.READ), 5)
+    assert pair.memory.reordered.array.gpu_capacity == 2 * item and turns == [False] * 4

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from blobmem.memory import Intent, Side, SyncedMemory
 from blobmem.memory.extents import ZERO, Extents
+from blobmem.memory.reordered import extent
 from blobmem.net.layouts import reordered_of
 from blobmem.net.plan.heirs import heirs
 from blobmem.ops.call import Call, Operand
@@ -120,9 +121,9 @@ class Use:
         else:
             self.pinned |= any(bits == ZERO for _, _, bits in self.written.runs(start, stop))
         self.pinned |= once and operand.intent is not Intent.READ
-        # what is channels last lies from the start of an array of its own; the truth may go to and fro between the two
-        place, extent = self.place(operand), stop if operand.form is None else view.nbytes
-        self.places[place] = max(self.places.get(place, 0), extent)
+        # what is channels last lies in an array of its own; the truth may go to and fro between the two
+        place, end = self.place(operand), stop if operand.form is None else extent(view, operand.intent)
+        self.places[place] = max(self.places.get(place, 0), end)
 
     @staticmethod
     def place(operand: Operand) -> SyncedMemory:

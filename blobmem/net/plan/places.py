@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blobmem.devices import Device
 from blobmem.errors import SharedBlobError
-from blobmem.memory import Intent, Side, SyncedMemory, View
+from blobmem.memory import Intent, Side, SyncedMemory
 from blobmem.memory.extents import Extents
 from blobmem.memory.reordered import Reordered
 from blobmem.memory.slot import Slot
@@ -149,7 +149,7 @@ class Plan:
                 schedule.lie_in(self.arena, self.nbytes, rooms)
                 self._times.append((first, [(unit.start, unit.stop) for unit in own]))
                 first += len(own)
-            self._bound = [view.memory for view in _views(schedules)]
+            self._bound = [*_bound(schedules)]
         except BaseException:  # an interruption, say
             self.end(net)
             raise
@@ -204,8 +204,7 @@ class Plan:
     def fits(self, schedules: Sequence[Schedule]) -> bool:
         """Whether arrays still lie over each other as they did, and what takes turns is where it was."""
         renamed: dict[SyncedMemory, SyncedMemory] = {}
-        for then, view in zip(self._bound, _views(schedules), strict=True):
-            now = view.memory
+        for then, now in zip(self._bound, _bound(schedules), strict=True):
             if renamed.setdefault(then, now) is not now or (now is not then and {now, then} & self.memories):
                 return False
         return len(set(renamed.values())) == len(renamed)
@@ -274,12 +273,12 @@ class Plan:
                 lying.move(fresh)
 
 
-def _views(schedules: Iterable[Schedule]) -> Iterator[View]:
-    return (operand.view for schedule in schedules for call in schedule.calls for operand in call.present())
+def _bound(schedules: Iterable[Schedule]) -> Iterator[SyncedMemory]:
+    return _memories(call for schedule in schedules for call in schedule.calls)
 
 
 def _memories(calls: Iterable[Call]) -> Iterator[SyncedMemory]:
-    return (operand.view.memory for call in calls for operand in call.present())
+    return (operand.memory for call in calls for operand in call.present())
 
 
 def unseen(lying: Mapping[SyncedMemory, Halves]) -> set[SyncedMemory]:

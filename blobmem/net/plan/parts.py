@@ -1,0 +1,309 @@
+"""A pass over the calls of a net that only runs forward: its first layers take the batch in parts.
+
+A leading stretch of the calls, as long as they treat each item by itself, runs once for each part, so that what lives
+only within it has the bytes of one part. Where the stretch ends arrays are whole, and the rest takes the whole batch.
+An op may choose another algorithm for fewer items, so that results are the same to rounding, not to the bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterator, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blobmem.memory import Intent, SyncedMemory, View
+from blobmem.memory.blob import Blob
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.plan.liveness import lifetimes
+from blobmem.ops.call import Call, Operand, call, overwrite, read
+
+MOST_PARTS, FEWEST_ITEMS = 16, 8
+"""Of more parts, or of fewer items in each, a GPU's kernels get too small to fill it."""
+_WORTH, _LITTLE = 0.1, 64 << 20  # of what the net holds, and in bytes: to save less than either is not worth the time
+_NEAR = 1 / 12  # of what arrays take otherwise, more than the least, for fewer parts and an earlier end: they cost time
+
+_EACH = frozenset({
+    "relu_forward", "sigmoid_forward", "tanh_forward", "elu_forward", "power_forward", "exp_forward", "log_forward",
+    "absval_forward", "bnll_forward", "clip_forward", "relu6_forward", "swish_forward", "threshold_forward", "copy",
+    "eltwise_sum", "eltwise_prod", "eltwise_max",
+})  # fmt: skip
+"""Element by element, whatever the operands."""
+
+_ROWS: dict[str, tuple[int, ...]] = {
+    "conv_forward": (0, 3), "deconv_forward": (0, 3), "inner_product_forward": (0, 3),  # each image or row by itself
+    "max_pool_forward": (0, 1, 2), "ave_pool_forward": (0, 1),  # each plane
+    "lrn_forward": (0, 1, 2), "lrn_within_forward": (0, 1, 2), "softmax_forward": (0, 1),  # each image's channels
+    "batch_norm_inference": (0, 1), "scale_forward": (0, 3), "bias_forward": (0, 2), "prelu_forward": (0, 2),
+}  # fmt: skip
+"""Ops to which each entry of the first axis of these operands is something by itself; the others they read whole.
+
+Not here is what mixes items (statistics of a batch, losses), draws at random, since draws go by position, has state or
+its first axis for time.
+"""
+
+_JOINED = frozenset({"concat_forward", "slice_forward"})
+"""The same of all operands, along any axis but the first."""
+
+
+class Parts(NamedTuple):
+    """A net's calls, the first of them in parts.
+
+    Attributes:
+        calls: in the order in which they run, part after part.
+        layers: first and last of the layers that do so, by position.
+        pieces: arrays of a part, in place of those that are never whole.
+        absent: the memories of the latter.
+    """
+
+    calls: list[Call]
+    layers: tuple[int, int]
+    pieces: list[Blob]
+    absent: list[SyncedMemory]
+
+    def divides(self, first: int, last: int) -> bool:
+        """Whether a run of layers first to last would be of some of these, but not all."""
+        begin, end = self.layers
+        return first <= end and begin <= last and not (first <= begin and end <= last)
+
+
+def in_parts(calls: Sequence[Call], ops: Container[Any], free: Set[SyncedMemory], whole: bool = False) -> Parts | None:
+    """The calls of a pass forward with a leading stretch in parts, if that makes what the net holds much smaller.
+
+    How many parts, from 2 to 16 equal ones, and where the stretch ends, is a function of sizes alone: what an arena
+    would take, without scratch.
+
+    Args:
+        calls: of the pass.
+        ops: those of the device; calls of others run on the host, and are not divided.
+        free: memories that nobody reads but these calls.
+        whole: all arrays stay whole nevertheless, and parts are slices of them.
+    """
+    stretch = _stretch(calls, ops)
+    if stretch is None:
+        return None
+    choice = _choose(calls, stretch, free, whole)
+    if choice is None:
+        return None
+    count, end = choice
+    return _divided(calls, range(stretch.begin, end), count, frozenset() if whole else free)
+
+
+class _Stretch(NamedTuple):
+    """Calls from `begin` to before `end` that may be divided, and the items of their batch."""
+
+    begin: int
+    end: int
+    items: int
+
+
+def _stretch(calls: Sequence[Call], ops: Container[Any]) -> _Stretch | None:
+    begin = next((at for at, each in enumerate(calls) if _may_divide(each, ops)), len(calls))
+    if begin == len(calls):
+        return None
+    shape = _by_item(calls[begin])[0].blob.shape
+    items = shape[0] if shape else 1
+    written, read_whole = set[SyncedMemory](), set[SyncedMemory]()
+    places: dict[SyncedMemory, tuple[int, int]] = {}
+    end = begin
+    while end < len(calls) and _may_divide(calls[end], ops):
+        mine = _by_item(calls[end])
+        for each in mine:
+            place = (each.view.offset, each.view.nbytes)
+            if not _is_of(each, items) or places.setdefault(each.view.memory, place) != place:
+                return _Stretch(begin, end, items)
+        written |= {view.memory for view in calls[end].writes}
+        read_whole |= {each.view.memory for each in calls[end].present() if each not in mine}
+        if written & read_whole:
+            break
+        end += 1
+    return _Stretch(begin, end, items)
+
+
+def _may_divide(each: Call, ops: Container[Any]) -> bool:
+    return not each.once and each.op in ops and bool(_by_item(each))
+
+
+def _positions(each: Call) -> Sequence[int]:
+    """Which of a call's operands are divided."""
+    op = str(each.op)
+    if op in _EACH or (op in _JOINED and each.attributes["axis"] > 0):
+        return range(len(each.operands))
+    return _ROWS.get(op, ())
+
+
+def _by_item(each: Call) -> list[Operand]:
+    return [operand for at in _positions(each) if (operand := each.operands[at]) is not None]
+
+
+def _is_of(operand: Operand, items: int) -> bool:
+    """Whether it has so many items, or as many times more."""
+    return all(shape and shape[0] % items == 0 for shape in (operand.op_shape, operand.blob.shape))
+
+
+# -------------------------------------------------------------------- how many parts, and how far
+
+
+def _choose(calls: Sequence[Call], stretch: _Stretch, free: Set[SyncedMemory], whole: bool) -> tuple[int, int] | None:
+    """The number of parts, and the first call after them; None if it is not worth it."""
+    begin, limit, items = stretch
+    used = {view.memory for each in calls for view in _views(each)}
+    found = lifetimes([[each] for each in calls], keep=used - free)
+    outside = sum(found.pinned.values())
+    first, last, size = np.array([[x.first, x.last, x.nbytes] for x in found.arena] or np.empty((0, 3)), np.int64).T
+    loads = _loads(first, last, size, len(calls))
+    ends = _ends(calls, begin, limit)
+    counts = [n for n in range(2, MOST_PARTS + 1) if items % n == 0 and items // n >= FEWEST_ITEMS]
+    extra = {count: _copies_and_misfits(calls, stretch, count, free, whole) for count in counts}
+    held: list[tuple[float, int, int]] = []
+    for end in ends:
+        over = (first < end) & (last >= end) | (first < begin) & (last >= begin)
+        within = loads[begin:end].copy()
+        for start, stop, nbytes in zip(first[over], last[over], size[over], strict=True):
+            within[max(0, start - begin) : stop + 1 - begin] -= nbytes
+        crossing, rest = int(size[over].sum()), int(max(loads[:begin].max(initial=0), loads[end:].max(initial=0)))
+        for count in counts:
+            copied, misfit = extra[count]
+            if not misfit[end]:
+                part = (int(within.max()) + int(copied[end])) / count
+                held.append((outside + max(part + crossing, rest), count, end))
+    now = int(loads.max(initial=0))
+    least = min(held, default=(outside + now, 1, 0))[0]
+    if outside + now - least < max(_LITTLE, _WORTH * (outside + now), 1):
+        return None
+    return min((count, end) for nbytes, count, end in held if nbytes <= least + _NEAR * now)
+
+
+def _loads(first: np.ndarray, last: np.ndarray, size: np.ndarray, steps: int) -> np.ndarray:
+    """Bytes in use in the arena at each call."""
+    changes = np.zeros(steps + 1, np.int64)
+    np.add.at(changes, first, size)
+    np.add.at(changes, last + 1, -size)
+    return np.cumsum(changes)[:-1]
+
+
+def _ends(calls: Sequence[Call], begin: int, limit: int) -> Iterator[int]:
+    """Where parts can end: between layers, and not before one that goes on in place, which might run as one."""
+    written = set[SyncedMemory]()
+    for end in range(begin + 1, limit + 1):
+        written |= {view.memory for view in calls[end - 1].writes}
+        following = calls[end] if end < len(calls) else None
+        if following is None or (
+            following.layer != calls[end - 1].layer and written.isdisjoint(view.memory for view in following.writes)
+        ):
+            yield end
+
+
+def _copies_and_misfits(
+    calls: Sequence[Call], stretch: _Stretch, count: int, free: Set[SyncedMemory], whole: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each end: bytes of what is read that has to be copied, as its parts have no places to be views of, and
+    whether there is something written of that kind, so that this cannot be an end."""
+    begin, limit, _ = stretch
+    copied, misfit = np.zeros(limit + 1, np.int64), np.zeros(limit + 1, bool)
+    last = {view.memory: at for at, each in enumerate(calls) for view in _views(each)}
+    written = set[SyncedMemory]()
+    seen = set[SyncedMemory]()
+    for at in range(begin, limit):
+        for operand in _by_item(calls[at]):
+            memory, nbytes = operand.view.memory, operand.view.nbytes
+            if nbytes % (ALIGNMENT * count) == 0:
+                continue
+            if operand.intent is not Intent.READ and memory not in written:
+                written.add(memory)
+                stays = whole or memory not in free or memory in seen
+                misfit[at + 1 : None if stays else last[memory] + 1] = True
+            elif memory not in seen | written:
+                copied[at + 1 :] += nbytes
+            seen.add(memory)
+    return copied, misfit
+
+
+# -------------------------------------------------------------------- the calls of the parts
+
+
+def _divided(calls: Sequence[Call], stretch: range, count: int, free: Container[SyncedMemory]) -> Parts:
+    """The calls with those of the stretch `count` times."""
+    inside = calls[stretch.start : stretch.stop]
+    around = [*calls[: stretch.start], *calls[stretch.stop :]]
+    outer = {view.memory for each in around for view in _views(each)}
+    written = {view.memory: None for each in inside for view in each.writes}
+    absent = [memory for memory in written if memory in free and memory not in outer]
+    divider = _Divider(count, {*absent}, {*written})
+    made = list(calls[: stretch.start])
+    for index in range(count):
+        divider.begin(index, own_copies=bool(absent))
+        for each in inside:
+            made += divider.calls(each)
+    made += calls[stretch.stop :]
+    return Parts(made, (inside[0].layer, inside[-1].layer), divider.pieces, absent)
+
+
+def _views(each: Call) -> Iterator[View]:
+    return (operand.view for operand in each.present())
+
+
+class _Divider:
+    """Makes the calls of one part after another.
+
+    Args:
+        count: of parts.
+        absent: memories that are never whole.
+        written: those and others that the parts write.
+    """
+
+    def __init__(self, count: int, absent: Set[SyncedMemory], written: Set[SyncedMemory]) -> None:
+        self.count, self._absent, self._written = count, absent, written
+        self.pieces: list[Blob] = []
+        self._of: dict[tuple[SyncedMemory, tuple[int, ...]], Blob] = {}  # in place of a memory, by shape
+        self._first: dict[SyncedMemory, Blob] = {}  # of these
+
+    def begin(self, index: int, own_copies: bool) -> None:
+        """Of this part from now on. Copies are in arrays of each part's own, or of all parts."""
+        self._index = index
+        self._copied = set[SyncedMemory]()
+        if own_copies:
+            self._of, self._first = {}, {}
+
+    def calls(self, each: Call) -> list[Call]:
+        """What does a part of a call."""
+        operands, copies = list(each.operands), list[Call]()
+        for at in _positions(each):
+            operand = operands[at]
+            if operand is None:
+                continue
+            memory = operand.view.memory
+            if memory in self._absent:
+                operands[at] = self._on_piece(operand)
+            elif memory in self._written or operand.view.nbytes % (ALIGNMENT * self.count) == 0:
+                operands[at] = dataclasses.replace(
+                    operand, part=(self._index, self.count), shape=self._shape(operand.shape)
+                )
+            else:
+                operands[at] = piece = self._on_piece(operand)
+                if memory not in self._copied:
+                    self._copied.add(memory)
+                    copies.append(self._copy(each, operand.blob, piece.blob))
+        return [*copies, dataclasses.replace(each, operands=tuple(operands))]
+
+    def _copy(self, reader: Call, whole: Blob, piece: Blob) -> Call:
+        made = call("concat_backward", read(whole), overwrite(piece), axis=0, offset=self._index * piece.shape[0])
+        made.layer, made.layer_name = reader.layer, reader.layer_name
+        return made
+
+    def _on_piece(self, operand: Operand) -> Operand:
+        """The operand, of an array of this part alone."""
+        whole, memory = operand.blob, operand.view.memory
+        shape = self._shape(whole.shape)
+        assert shape is not None
+        piece = self._of.get((memory, shape))
+        if piece is None:
+            name = f"{memory.name} (part {self._index + 1} of {self.count})"
+            piece = self._of[memory, shape] = Blob(shape, dtype=whole.dtype, device=whole.device, name=name)
+            piece.share_data(self._first.setdefault(memory, piece))
+            self.pieces.append(piece)
+        return dataclasses.replace(operand, blob=piece, shape=self._shape(operand.shape))
+
+    def _shape(self, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        return None if shape is None else (shape[0] // self.count, *shape[1:])
