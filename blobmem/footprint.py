@@ -184,7 +184,11 @@ def _build(
         seed=0,
         **options,
     )
-    return nets, None if solver is None else updater_for(solver, nets.train)
+    if solver is None:
+        return nets, None
+    update = updater_for(solver, nets.train)
+    update.place()
+    return nets, update
 
 
 def _account(name: str, nets: Nets, update: Updater | None) -> Scheme:
@@ -337,11 +341,14 @@ def _measure(nets: Nets, update: Updater | None) -> tuple[list[int], list[Card]]
     for net in (nets.train, *nets.tests):
         feed_zeros(net)
     look()
-    nets.train.clear_param_diffs()
-    nets.train.run_forward()
-    nets.train.run_backward()
-    if update is not None:
-        update.run(0)
+    if update is not None and update.place():
+        update.run_in_backward(0, nets.train.start_forward())
+    else:
+        nets.train.clear_param_diffs()
+        nets.train.run_forward()
+        nets.train.run_backward()
+        if update is not None:
+            update.run(0)
     look()
     for net in nets.tests:
         net.run_forward()

@@ -98,6 +98,24 @@ def test_room_for_exactly_the_plan_with_the_test_pass_at_50_first():
     assert device.statistics.bytes_held == plan
 
 
+@pytest.mark.parametrize("name, batch", [("caffenet", 256), ("googlenet", 32), ("vgg16", 64)])
+def test_gradients_that_are_used_up_are_held_only_where_most_is_in_use(name, batch):
+    """With `iter_size` 1 they take turns in the arena; with 2 they have to last."""
+    totals, gradients = [], []
+    for size in (1, 2):
+        solver = read_solver(MODELS / name / "solver.prototxt")
+        solver.iter_size = size
+        planned = footprint(solver, train_batch=batch, schemes=[PLANNED], measured=True)[PLANNED]
+        assert planned.measured == planned.predicted
+        totals.append(planned.train.total)
+        gradients.append(planned.train.purposes["gradients"])
+    learned = {"caffenet": 60_965_224, "googlenet": 13_378_280, "vgg16": 138_357_544}[name]
+    assert gradients[1] == 4 * learned
+    largest = {"caffenet": 9216 * 4096, "googlenet": 1024 * 1000, "vgg16": 25088 * 4096}[name]
+    assert gradients[0] <= 4 * (largest + learned / 8)
+    assert 0.5 * (gradients[1] - gradients[0]) <= totals[1] - totals[0] <= gradients[1]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_prediction_equals_measurement(name):
     schemes = footprint(MODELS / name / "solver.prototxt", measured=True)

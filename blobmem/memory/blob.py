@@ -357,6 +357,10 @@ class Blob:
             view.memory.allow_late(view.offset, view.nbytes)
             self._writable(half, Intent.WRITE)
 
+    def diff_is_held(self) -> bool:
+        """Whether somebody still holds an array over the gradient."""
+        return self._diff is not None and self._diff.is_held()
+
     def clear_diff(self) -> None:
         """Set the gradient to zero, at once in arrays that somebody still holds; otherwise no byte is touched."""
         half = self._diff or self._diff_half()

@@ -244,6 +244,11 @@ class Access:
 
     # ---------------------------------------------------------------- callbacks
 
+    @property
+    def watches_backward(self) -> bool:
+        """Whether a callback is called during backward."""
+        return bool(self._callbacks["before_backward"] or self._callbacks["after_backward"])
+
     def before_forward(self, callback: Callback) -> None:
         """Have a function called before each layer's forward, with the layer's position in the net."""
         self._callbacks["before_forward"].append(callback)

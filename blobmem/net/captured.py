@@ -16,6 +16,7 @@ from blobmem.devices import Device, Stream
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import moves
+from blobmem.memory.slot import Slot
 from blobmem.ops.host.random import Draws
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class Captured:
     """Steps that run as one graph once they have run a few times."""
 
     __slots__ = (
-        "_adding", "_device", "_epochs", "_graph", "_keepers", "_moves", "_runs", "_scratch",
-        "_stream", "_told", "_varied", "_versions", "_wait", "steps",
+        "_adding", "_device", "_epochs", "_graph", "_keepers", "_moved", "_moves", "_runs", "_scratch", "_slots",
+        "_stream", "_told", "_varied", "_versions", "_wait", "_whole", "steps",
     )  # fmt: skip
 
     def __init__(self, steps: Sequence[Step], device: Device) -> None:
@@ -126,14 +127,29 @@ class Captured:
         keepers = {bound.keeper: None for step in steps for bound in step.order}
         keepers |= {step.room or scratch: None for step in steps if step.takes_scratch}
         self._keepers = list(keepers)
-        self._epochs = [keeper.epoch for keeper in keepers]
         self._versions = [keeper.version for keeper in keepers]
-        self._adding = [(step, not step.attributes["accumulate"]) for step in steps if step.accumulators]
+        adding = [step for step in steps if step.accumulators and not step.begins]
+        self._adding = [(step, not step.attributes["accumulate"]) for step in adding]
         self._stream, self._moves = stream, moves()
         self._scratch = scratch if scratch in keepers else None
         self._told = [_state_of(step) for step, _, _ in self._varied]
         for _, told, _ in self._varied:
             told.again()
+        # slots are many, and have the epoch of their arena, which is looked at once
+        slots = [keeper for keeper in keepers if isinstance(keeper, Slot)]
+        whole = dict.fromkeys(keeper.place.memory if isinstance(keeper, Slot) else keeper for keeper in keepers)
+        self._slots, self._whole = slots, list(whole)
+        self._see()
+
+    def _see(self) -> None:
+        self._epochs = [memory.epoch for memory in self._whole]
+        self._moved = [slot.moved for slot in self._slots]
+
+    def _changed(self) -> set[SyncedMemory]:
+        """The keepers whose epochs have moved since they were last seen."""
+        whole = {memory for memory, epoch in zip(self._whole, self._epochs, strict=True) if memory.epoch != epoch}
+        changed = {slot for slot, moved in zip(self._slots, self._moved, strict=True) if slot.moved != moved}
+        return whole | changed | {slot for slot in self._slots if whole and slot.place.memory in whole}
 
     # ---------------------------------------------------------------- replaying
 
@@ -147,9 +163,7 @@ class Captured:
             if not all(step.is_done() if step.once else step.is_in_place() for step in self.steps):
                 return False
             self._moves = moves()
-        changed = {
-            keeper for keeper, epoch in zip(self._keepers, self._epochs, strict=True) if keeper.epoch != epoch
-        }  # fmt: skip
+        changed = self._changed()
         return not (changed or self._adding) or self._follow(changed, stream)
 
     def _follow(self, changed: set[SyncedMemory], stream: Stream | None) -> bool:
@@ -169,7 +183,7 @@ class Captured:
                     bound.resolve(step.side, self._device, intent, stream)
             if step.takes_scratch and (room := step.room or self._scratch) in changed:
                 step.access_scratch(room, stream)
-        self._epochs = [keeper.epoch for keeper in self._keepers]
+        self._see()
         return True
 
     def _tell(self) -> None:

@@ -26,8 +26,8 @@ from blobmem.net.inplace import stale_reads
 from blobmem.net.layouts import is_faster
 from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
-from blobmem.net.plan import Arena, Plan, Remade, recompute, unseen
-from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, secure
+from blobmem.net.plan import Arena, Plan, Remade, recompute, unseen, update_early
+from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints, secure
 from blobmem.net.sharing import Identity, SharingGroup, SharingReport, halves, share_blobs
 from blobmem.ops.call import Call, call, overwrite_diff
 from blobmem.ops.registry import table
@@ -149,6 +149,8 @@ class Net(Access, Placement):
         self._images_last: bool | None = None  # how they keep images; decided when the first are made
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], Span] = {}
+        self._updates: Sequence[Call] | None = None  # a solver's, which its backward passes carry out
+        self._first_update = 0  # the position of the first among the calls of backward
         self._moves = 0
         self._loss_reader = LossReader()
         self._chains_checked = False
@@ -263,13 +265,22 @@ class Net(Access, Placement):
         self._name_blobs()  # layers make some of their arrays when they know the device
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
+        kept = self.read_after()
+        if self._updates is not None:
+            backward = update_early(backward, self._updates, joints(backward, self.device, self._images_last))
+            updates = {id(each) for each in self._updates}
+            self._first_update = next((at for at, each in enumerate(backward) if id(each) in updates), len(backward))
+            for blob in (blob for blobs in self.params.values() for blob in blobs):
+                blob.owner = self.identity  # so that a gradient without bytes says so
+                if blob.diff_is_held():
+                    kept.append(blob.diff_view.memory)
         schedules = (
             Schedule(forward, self.device, done=self._done[0], images_last=self._images_last),
             Schedule(backward, self.device, done=self._done[1], images_last=self._images_last),
         )
         self._spans = {}
         if self._arena is not None:
-            self._plan = Plan(self, schedules, self.read_after(), self._arena.memory(self.device), remade)
+            self._plan = Plan(self, schedules, kept, self._arena.memory(self.device), remade)
         self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
         return schedules
 
@@ -290,7 +301,7 @@ class Net(Access, Placement):
     def keep_blobs(self) -> None:
         """Let every blob have bytes of its own from now on, as with memory="keep"."""
         self._end_plan()
-        self.memory, self._arena, self._schedules = "keep", None, None
+        self.memory, self._arena, self._schedules, self._updates = "keep", None, None, None
 
     def _end_plan(self) -> None:
         """Give all blobs memories of their own again, in which nothing is."""
@@ -298,6 +309,26 @@ class Net(Access, Placement):
             self._schedules, self._spans = None, {}
             self._plan.end(self)
             self._plan = None
+
+    def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:
+        """Let a solver's backward passes, `backward_and_update`, carry out its updates of parameters, each as soon as
+        its gradient is complete; None: no longer. Whether they will: a net that keeps its blobs does not.
+
+        `updates` gives their calls (`plan.update_early`), once the net is where it is going to compute. While it gives
+        the same object there is nothing to do; else the net is planned anew.
+        """
+        with self.group.lock:
+            self._follow()
+            calls = updates() if updates is not None and self._arena is not None else None
+            if calls is not self._updates:
+                self._end_plan()
+                self._updates, self._schedules, self._spans = calls, None, {}
+            return calls is not None
+
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether a solver's backward passes carry out its updates."""
+        return self._updates is not None
 
     def read_after(self) -> list[SyncedMemory]:
         """The memories that somebody may use beside or after a pass, whatever became of the others."""
@@ -482,28 +513,66 @@ class Net(Access, Placement):
         """
         if self.forward_only:
             raise NetError(f"{self.identity} was built with forward_only: it has no backward pass")
+        if self._updates is not None:
+            raise SharedBlobError(
+                f"{self.identity} has no gradients of parameters to add to: with memory='{self.memory}' its solver has "
+                "updated each parameter as soon as its gradient was complete. Call net.clear_param_diffs(), then run "
+                "it forward again, and backward"
+            )
         first = len(self.nodes) - 1 if first is None else first
-        with self.group.lock:
-            self._follow()
-            span = self._span(True, last, first)
-            self._warn_of_stale_reads(*self.compiled(last, first))
-            secure(span.missing())
-            self.group.check(self.identity, span.first_uses)
-            if self._plan is not None:
-                self._plan.check(span, self.identity)
-            self.group.claim(self.identity, span.left)
+        with self.group.lock, self._going_backward(last, first) as span:
+            self._run(span, True, range(first, last - 1, -1))
+
+    def backward_and_update(self, before: Callable[[], float]) -> float:
+        """Run the whole of backward with the updates that `update_in_backward` was given.
+
+        `before`, what waits for the loss, is called before the first update (a GPU has work meanwhile): if it raises,
+        no parameter has changed. If anything is raised later some have, which is logged. Returns what it returned.
+        """
+        assert self._updates is not None
+        begun = False
+        with self.group.lock, self._going_backward(0, len(self.nodes) - 1) as span:
+            assert self._plan is not None and self._arena is not None
+            self._plan.begin(span, self._arena)
             try:
-                self._run(span, True, range(first, last - 1, -1))
+                span.schedule.run(0, self._first_update)
+                loss, begun = before(), True
+                span.schedule.run(self._first_update)
             except BaseException:
-                self.group.claim(self.identity.unfinished, span.written)
+                if begun:
+                    log.warning(
+                        "%s: an iteration has ended amid its updates: some parameters may have been updated and others "
+                        "not. It does not count; restore a snapshot to go on from a whole one", self.identity,
+                    )  # fmt: skip
                 raise
+            self._plan.spend(span.spent)
+        return loss
+
+    @contextlib.contextmanager
+    def _going_backward(self, last: int, first: int) -> Iterator[Span]:
+        """The span of layers first down to last, secured and claimed; if its pass fails nobody has what it writes."""
+        self._follow()
+        span = self._span(True, last, first)
+        self._warn_of_stale_reads(*self.compiled(last, first))
+        secure(span.missing())
+        self.group.check(self.identity, span.first_uses)
+        if self._plan is not None:
+            self._plan.check(span, self.identity)
+        self.group.claim(self.identity, span.left)
+        try:
+            yield span
+        except BaseException:
+            self.group.claim(self.identity.unfinished, span.written)
+            raise
 
     def _warn_of_stale_reads(self, forward: Schedule, backward: Schedule) -> None:
         """Once, before the first backward pass: chains of in-place layers whose gradients are wrong, in Caffe too."""
         if self._chains_checked:
             return
         self._chains_checked = True
-        found = {(r.layer, w.layer): (r, name, w) for r, name, w in stale_reads(forward.calls, backward.calls)}
+        updates = {id(each) for each in self._updates or ()}
+        calls = [each for each in backward.calls if id(each) not in updates]
+        found = {(r.layer, w.layer): (r, name, w) for r, name, w in stale_reads(forward.calls, calls)}
         for reader, name, writer in found.values():
             log.warning(
                 "%s: the gradient of layer '%s' reads '%s', which layer '%s' has overwritten in place by then: it is "
@@ -569,7 +638,12 @@ class Net(Access, Placement):
             self._schedules, self._spans = None, {}  # draws are bound to the seed when a net is compiled
 
     def clear_param_diffs(self) -> None:
-        """Set all parameter gradients to zero, without touching bytes that nobody holds an array over."""
+        """Set all parameter gradients to zero, without touching bytes that nobody holds an array over.
+
+        Those that a solver's updates left without bytes have some again, and the net is planned anew.
+        """
+        self.update_in_backward(None)
+        self.group.claim(self.identity, (entry.blob.diff_view.memory for entry in self.learnable))
         for entry in self.learnable:
             entry.blob.clear_diff()
 

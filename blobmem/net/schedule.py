@@ -19,9 +19,9 @@ from blobmem.memory.slot import Slot
 from blobmem.memory.synced import shrinks
 from blobmem.memory.workspace import workspace
 from blobmem.net.captured import Captured, pieces
-from blobmem.net.fusion import groups
+from blobmem.net.fusion import Group, groups
 from blobmem.net.layouts import channels_last, reordered_of
-from blobmem.ops.call import Call, Operand
+from blobmem.ops.call import Call, Operand, begins_sum
 from blobmem.ops.registry import ArraySpec, Op, table
 
 
@@ -165,6 +165,7 @@ class Step:
         "accumulators",
         "arguments",
         "attributes",
+        "begins",
         "bound",
         "call",
         "captures",
@@ -204,6 +205,7 @@ class Step:
         # reads first: an overwrite marks bytes as current here, and a read after it would not fetch them
         self.order = sorted(filter(None, self.bound), key=lambda bound: bound.operand.intent is Intent.OVERWRITE)
         self.accumulators = [bound for bound in self.order if bound.operand.accumulate]
+        self.begins = any(begins_sum(bound.operand) for bound in self.accumulators)  # and then all of them are begun
         self.attributes = dict(call.attributes)
         self.arguments: list[Any] = [None] * len(self.bound)
         self.stream: Stream | None = None  # of the last run
@@ -248,7 +250,7 @@ class Step:
         known = moves() == self.moves and stream is self.stream and not memory_package.debug
         fresh = False
         if self.accumulators:
-            fresh = (known and self.refill()) or self._is_zero()
+            fresh = self.begins or (known and self.refill()) or self._is_zero()
             self.attributes["accumulate"] = not fresh
         if known:
             for bound in self.order:
@@ -422,16 +424,14 @@ class Schedule:
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
         done, count = {} if done is None else done, Counter[Any]()
         self._steps: list[Step] = []
-        calls = channels_last(self.calls) if images_last and self.side is Side.DEVICE else self.calls
+        calls, found = _fusions(self.calls, device, self.side, images_last)
         for call in calls:
             place = (call.layer, call.layer_name, call.op)
             mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()
             count[place] += call.once
             self._steps.append(Step(call, device, self.side is Side.HOST, mark))
-        self._fused: dict[int, tuple[int, Step]] = {}
-        if self.side is Side.DEVICE and device.family != "host":
-            found = groups(calls, table(device.family))
-            self._fused = {at: (group.stop, Step(group.call, device, False, Done())) for at, group in found.items()}
+        self._fused = {at: (group.stop, Step(group.call, device, False, Done())) for at, group in found.items()}
+        self._run_of = {position: at for at, group in found.items() for position in range(at, group.stop)}
         self._programs: dict[tuple[int, int | None], list[Step]] = {}
         self._captured: dict[tuple[int, int | None], list[Step | Captured]] = {}
         self._needs = _Constant([])
@@ -537,12 +537,12 @@ class Schedule:
 
         ValueError for a part of calls that were fused since they had the same ones.
         """
-        for at, (stop, step) in self._fused.items():
-            if at < calls.stop and stop > calls.start:
-                if at < calls.start or stop > calls.stop:
-                    raise ValueError(f"calls {at} to {stop} run as one, so none of them has attributes of its own")
-                step.attributes.update(attributes)
-                step.varies = True
+        for at in {self._run_of[index] for index in calls if index in self._run_of}:
+            stop, step = self._fused[at]
+            if at < calls.start or stop > calls.stop:
+                raise ValueError(f"calls {at} to {stop} run as one, so none of them has attributes of its own")
+            step.attributes.update(attributes)
+            step.varies = True
         for index in calls:
             self._steps[index].attributes.update(attributes)
             self._steps[index].varies = True
@@ -557,6 +557,24 @@ class Schedule:
         finally:
             if self.device.faults is not None:
                 self.device.faults.layer = ""
+
+
+def _fusions(
+    calls: list[Call], device: Device, side: Side, images_last: bool
+) -> tuple[list[Call], Mapping[int, Group]]:
+    """The calls as they are bound, and where runs of them begin that may run as one."""
+    if side is Side.DEVICE and images_last:
+        calls = channels_last(calls)
+    fuses = side is Side.DEVICE and device.family != "host"
+    return calls, groups(calls, table(device.family)) if fuses else {}
+
+
+def joints(calls: Sequence[Call], device: Device, images_last: bool) -> list[int]:
+    """The positions, from 0 to the end, at which others can be put in without parting what would run as one."""
+    side = Side.HOST if device.is_host else Side.DEVICE
+    _, found = _fusions(list(calls), device, side, images_last)
+    inner = {position for at, group in found.items() for position in range(at + 1, group.stop)}
+    return [at for at in range(len(calls) + 1) if at not in inner]
 
 
 def first_uses(calls: Iterable[Call]) -> dict[SyncedMemory, bool]:

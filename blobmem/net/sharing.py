@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,12 +68,16 @@ class Unfinished(Writer):
 
 
 class Spent(Writer):
-    """Who wrote, in place of a net, the memories whose bytes its plan has given to other arrays."""
+    """Who wrote, in place of a net, the memories whose bytes its plan has given to other arrays.
 
-    __slots__ = ("_mode",)
+    `gradients` are the names of those that are of parameters.
+    """
 
-    def __init__(self, mode: str) -> None:
+    __slots__ = ("_gradients", "_mode")
+
+    def __init__(self, mode: str, gradients: Collection[str] = ()) -> None:
         self._mode = mode
+        self._gradients = gradients
 
     def about_blob(self, name: str, owner: Any, memory: str) -> str:
         return (
@@ -88,6 +92,12 @@ class Spent(Writer):
         )
 
     def _remedy(self, memory: str) -> str:
+        if memory in self._gradients:
+            return (
+                "A solver updates the parameter as soon as this gradient is complete. To have it between backward and "
+                "update add a callback on_gradients_ready, or take memory='keep'; before passes of your own call "
+                "net.clear_param_diffs()"
+            )
         name = memory.removesuffix(".diff")
         return f"To keep it build the net with keep=['{name}'], or to keep everything with memory='keep'"
 
@@ -162,9 +172,9 @@ class Halves:
             bind(memory)
 
 
-def halves(net: Net, used: Container[SyncedMemory]) -> dict[SyncedMemory, Halves]:
+def halves(net: Net, used: Container[SyncedMemory], params: bool = False) -> dict[SyncedMemory, Halves]:
     """A net's memories after aliasing, of activations, internal arrays and those gradients that are in `used`, with
-    what lies in them."""
+    what lies in them; gradients of parameters only if so asked."""
     found: dict[SyncedMemory, Halves] = {}
 
     def add(name: str, view: View, bind: Callable[..., None]) -> None:
@@ -175,7 +185,8 @@ def halves(net: Net, used: Container[SyncedMemory]) -> dict[SyncedMemory, Halves
 
     for name, blob in (*net.blobs.items(), *net.internals.items()):
         add(name, blob.data_view, blob.bind_data)
-    for name, blob in (*net.blobs.items(), *net.internals.items()):
+    own = [(blob.name, blob) for blobs in net.params.values() for blob in blobs] if params else []
+    for name, blob in (*net.blobs.items(), *net.internals.items(), *own):
         if blob.has_diff and blob.diff_view.memory in used:
             add(f"{name}.diff", blob.diff_view, blob.bind_diff)
     return found

@@ -23,7 +23,8 @@ class Operand:
         diff: the gradient instead of the data.
         intent: read, write (part of it, or old values matter) or overwrite (all of it, old values do not matter).
         shape: the shape in which the op sees it, as many elements; the blob's own when None.
-        accumulate: a parameter's gradient, added to unless it is known to be zero; the op is told by the keyword.
+        accumulate: a parameter's gradient, added to unless it is known to be zero, or the intent is overwrite; the op
+            is told by the keyword.
         form: how the schedule keeps the array channels last (`memory.reordered.Form`); None as the blob has it.
     """
 
@@ -78,6 +79,11 @@ def overwrite_diff(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:
 def accumulate_diff(blob: Blob, shape: tuple[int, ...] | None = None) -> Operand:
     """A parameter's gradient, added to; overwritten where it is known to be zero."""
     return Operand(blob, True, Intent.WRITE, shape, accumulate=True)
+
+
+def begins_sum(operand: Operand) -> bool:
+    """Whether it is a parameter's gradient that is overwritten where others add to it."""
+    return operand.accumulate and operand.intent is Intent.OVERWRITE
 
 
 @dataclass(slots=True)

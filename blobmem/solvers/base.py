@@ -38,7 +38,9 @@ class Solver:
         seed: what fillers and random draws are a function of; the solver's random_seed when None.
         level, stages: added to the train net's state, which include and exclude rules see.
         memory: "keep", or "train" for as little memory as will do (`build_nets`): blobs are then readable only while
-            no other array has their bytes, but for outputs, parameters and those named in `keep`.
+            no other array has their bytes, but for outputs, parameters and those named in `keep`. Parameters are
+            updated during backward, as soon as their gradients are complete, and gradients readable after it only
+            where something may look at them (`Updater.place`, a callback on_gradients_ready).
         net_options: as for `build_nets` (dtype, input_shapes, train_batch, test_batches, skip_damaged, keep).
 
     Attributes:
@@ -147,7 +149,8 @@ class Solver:
 
         Args:
             on_start: before the forward pass of each iteration.
-            on_gradients_ready: between backward and update; it may change the gradients.
+            on_gradients_ready: between backward and update; it may change the gradients. With one no parameter is
+                updated before (memory="train").
             on_iteration: at the end of each, with the iterations behind and the iteration's loss.
             on_test: with each test net's TestResult.
             on_display: with a Display, every `display` iterations.
@@ -166,8 +169,9 @@ class Solver:
         """Carry out so many iterations, with the tests, reports and snapshots that fall due in them.
 
         Raises OutOfDeviceMemory before an iteration has changed anything or taken a record: once there is room,
-        another call goes on as if nothing had happened. Raises NetError before the first iteration if snapshots are
-        due and cannot be written.
+        another call goes on as if nothing had happened. An iteration that ends amid its updates (memory="train") does
+        not count, and says in a warning that some parameters have been updated. Raises NetError before the first
+        iteration if snapshots are due and cannot be written.
         """
         self.stopped = False
         if self.param.snapshot:
@@ -209,7 +213,10 @@ class Solver:
         net.share_with(self.net)
 
     def apply_update(self) -> None:
-        """Update the parameters from their present gradients, as at the end of an iteration."""
+        """Update the parameters from their present gradients, as at the end of an iteration.
+
+        Raises SharedBlobError if `step` has used these up (memory="train").
+        """
         self.updater.run(self._iter)
 
     def __repr__(self) -> str:
@@ -233,14 +240,21 @@ class Solver:
             self.test_all()
         for callback in self._callbacks.on_start:
             callback()
-        loss = self._forward_backward()
+        early = self._place_updates()  # anew, as a callback may have run the net by itself
+        loss = self._update_backward() if early else self._forward_backward()
         self._losses.append(loss)
-        if self._due(self.param.display):
-            self._display()
-        for callback in self._callbacks.on_gradients_ready:
-            callback()
-        self.updater.run(self._iter)
-        self._iter += 1
+        try:
+            if self._due(self.param.display):
+                self._display()
+        finally:
+            if early:  # the update is behind, and counts whatever a callback raises
+                self.updater.rate.advance(self._iter)
+                self._iter += 1
+        if not early:
+            for callback in self._callbacks.on_gradients_ready:
+                callback()
+            self.updater.run(self._iter)
+            self._iter += 1
         if self._due(self.param.snapshot) or self._snapshot_asked:
             self._snapshot_asked = False
             self.snapshot()
@@ -249,10 +263,20 @@ class Solver:
 
     def _secure(self, tests: list[Net]) -> None:
         """Allocate all that the iteration will use, or nothing: it must not run out of memory half-way."""
+        self._place_updates()
         missing = self.net.missing(backward=True) + self.updater.missing()
         for net in tests:
             missing += net.missing()
         secure(missing)
+
+    def _place_updates(self) -> bool:
+        """Have parameters updated during backward if nobody is to see their gradients; whether they are."""
+        return self.updater.place(not self._callbacks.on_gradients_ready)
+
+    def _update_backward(self) -> float:
+        """A pass forward, and one backward with the updates in it; the loss."""
+        self.net.debug_info = False
+        return self.updater.run_in_backward(self._iter, self.net.start_forward())
 
     def _forward_backward(self) -> float:
         """Sum the gradients of iter_size batches; their mean loss."""

@@ -7,7 +7,8 @@ the rest (clipping, iter_size, multipliers, what a solverstate holds) is the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -62,6 +63,7 @@ class Updater:
         self.rate = LearningRate(param, source)
         self.history = [self._make_history(entry) for entry in net.learnable]
         self._norm: _Norm | None = None
+        self._placed: tuple[weakref.ref[Schedule], list[tuple[LearnableParam, range]]] | None = None
         self._compile()
 
     # ---------------------------------------------------------------- for subclasses to extend
@@ -125,17 +127,17 @@ class Updater:
         self._multipliers = self._present_multipliers()
         for entry, history in self._entries:
             alike.setdefault((entry.lr_mult, entry.decay_mult), []).append((entry, history))
-        calls: list[Call] = []
-        self._alike: list[tuple[LearnableParam, range]] = []
+        self._calls: list[Call] = []
+        self._first: dict[int, LearnableParam] = {}  # of each call, the parameter whose attributes it has
         for same in alike.values():
             first = same[0][0]
-            self._alike.append((first, range(len(calls), len(calls) + len(same))))
             attributes = self.attributes(first, 1.0, 1.0, 0)
-            calls += [
-                call(self.op, read_diff(entry.blob), write(entry.blob), *map(write, history), **attributes)
-                for entry, history in same
-            ]
-        self._schedule = Schedule(calls, self.device)
+            for entry, history in same:
+                update = call(self.op, read_diff(entry.blob), write(entry.blob), *map(write, history), **attributes)
+                update.layer_name = entry.layer
+                self._first[id(update)] = first
+                self._calls.append(update)
+        self._schedule = Schedule(self._calls, self.device)
         if self.param.clip_gradients >= 0 and self._norm is None:
             self._norm = _Norm(self.net)
 
@@ -143,13 +145,32 @@ class Updater:
         """Of all parameters; a script may change them."""
         return [(entry.lr_mult, entry.decay_mult) for entry in self.net.learnable]
 
+    def place(self, early: bool = True) -> bool:
+        """Let updates be part of backward, or with `early` false come after it; whether they are.
+
+        They are not for a net that keeps its blobs, for a sum over batches, for clipping (which needs all gradients at
+        once), or where somebody looks at gradients: debug_info, snapshot_diff, callbacks during backward.
+        """
+        param, net = self.param, self.net
+        early &= param.iter_size == 1 and param.clip_gradients < 0 and not (param.debug_info or param.snapshot_diff)
+        early &= not (net.param.debug_info or net.watches_backward)
+        return net.update_in_backward(self._present_calls if early else None)
+
+    def _present_calls(self) -> Sequence[Call]:
+        self._follow()
+        return self._calls
+
     def needs(self) -> list[Need]:
-        """The capacity that `run` uses. Runs nothing."""
+        """The capacity that `run` uses; none if `place` has made updates part of backward. Runs nothing."""
+        if self.net.updates_in_backward:
+            return []
         self._follow()
         return self._schedule.all_needs() + (self._norm.schedule.all_needs() if self._norm is not None else [])
 
     def missing(self) -> list[Need]:
         """Those of `needs` that may not be met."""
+        if self.net.updates_in_backward:
+            return []
         self._follow()
         return self._schedule.all_missing() + (self._norm.schedule.all_missing() if self._norm is not None else [])
 
@@ -162,15 +183,40 @@ class Updater:
         """Update the parameters from their gradients, which stay as they are; the learning rate that was used.
 
         Clipped first, on the sums over iter_size batches, then averaged, then regularized, as in Caffe. Raises
-        OutOfDeviceMemory before anything has changed.
+        OutOfDeviceMemory before anything has changed, SharedBlobError if other arrays have the gradients' bytes.
         """
-        secure(self.missing())
+        self._follow()
+        secure(self._schedule.all_missing() + (self._norm.schedule.all_missing() if self._norm is not None else []))
+        gradients = (entry.blob.diff_view.memory for entry, _ in self._entries)
+        self.net.group.check(self.net.identity, dict.fromkeys(gradients, False))
         scale = self._clip() / self.param.iter_size
         rate = self.rate.advance(iteration)
-        for entry, calls in self._alike:
-            self._schedule.set_attributes(calls, self.attributes(entry, rate, scale, iteration))
+        self._set_attributes(self._schedule, rate, scale, iteration)
         self._schedule.run()
         return rate
+
+    def run_in_backward(self, iteration: int, before: Callable[[], float]) -> float:
+        """Run the net backward with the updates in it, as `place` has said; `before` and result as for
+        `Net.backward_and_update`. The rate does not advance."""
+        self._set_attributes(self.net.compiled()[1], self.rate.at(iteration), 1.0, iteration)
+        return self.net.backward_and_update(before)
+
+    def _set_attributes(self, schedule: Schedule, rate: float, scale: float, iteration: int) -> None:
+        if self._placed is None or self._placed[0]() is not schedule:
+            self._placed = weakref.ref(schedule), self._alike(schedule.calls)
+        for entry, calls in self._placed[1]:
+            schedule.set_attributes(calls, self.attributes(entry, rate, scale, iteration))
+
+    def _alike(self, calls: Sequence[Call]) -> list[tuple[LearnableParam, range]]:
+        """Where updates with the same attributes stand together, and a parameter that has these."""
+        found: list[tuple[LearnableParam, range]] = []
+        for at, each in enumerate(calls):
+            first = self._first.get(id(each))
+            if first is not None and found and found[-1][0] is first and found[-1][1].stop == at:
+                found[-1] = first, range(found[-1][1].start, at + 1)
+            elif first is not None:
+                found.append((first, range(at, at + 1)))
+        return found
 
     def _clip(self) -> float:
         if self._norm is None:

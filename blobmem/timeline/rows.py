@@ -14,10 +14,11 @@ from blobmem.footprint import batch_of, purposes_of, stated_shapes, uncollected
 from blobmem.memory import SyncedMemory
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
-from blobmem.net.builder import Nets, build_nets, specs_of
+from blobmem.net.builder import Nets, build_nets, is_solver, specs_of
 from blobmem.net.net import Net
 from blobmem.net.plan import Plan
 from blobmem.net.schedule import Unit
+from blobmem.solvers import updater_for
 
 SCRATCH = "workspace"
 """The purpose of rows that are a call's scratch."""
@@ -103,7 +104,10 @@ def timelines(
     for scheme, memory in (("planned", "train"), ("unplanned", "keep")):
         device = SimulatedDevice(compute=False) if make_device is None else make_device()
         with uncollected():
-            found = _timelines(build_nets(specs, share=scheme == "planned", memory=memory, device=device, **options))
+            nets = build_nets(specs, share=scheme == "planned", memory=memory, device=device, **options)
+            if is_solver(model):
+                updater_for(model, nets.train).place()
+            found = _timelines(nets)
         result[scheme] = found if scheme == "planned" else [_apart(each) for each in found]
     return result
 
@@ -159,7 +163,8 @@ def _forms(memory: SyncedMemory | None) -> Iterator[str]:
 def _arrays(net: Net) -> dict[SyncedMemory, tuple[str, tuple[int, ...]]]:
     """The name and shape of the first array over each memory."""
     arrays: dict[SyncedMemory, tuple[str, tuple[int, ...]]] = {}
-    for name, blob in (*net.blobs.items(), *net.internals.items()):
+    params = ((blob.name, blob) for blobs in net.params.values() for blob in blobs)
+    for name, blob in (*net.blobs.items(), *net.internals.items(), *params):
         arrays.setdefault(blob.data_view.memory, (name, blob.shape))
         if blob.has_diff:
             arrays.setdefault(blob.diff_view.memory, (f"{name}.diff", blob.shape))

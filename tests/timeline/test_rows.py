@@ -73,6 +73,21 @@ def test_rows_are_the_plan(name, device):
         assert largest <= timeline.nbytes <= 1.02 * largest
 
 
+def test_a_solvers_updates_are_calls_and_gradients_live_until_then():
+    train = timelines(MODELS / "lenet" / "solver.prototxt")["planned"][0]
+    rows = {row.name: row for row in train.rows if row.purpose == "gradients"}
+    assert [*rows] == [
+        f"{layer}.diff" for layer in ("ip2/0", "ip2/1", "ip1/0", "ip1/1", "conv2/1", "conv2/0", "conv1/1", "conv1/0")
+    ]
+    assert [rows["ip1/0.diff"].shape, rows["ip1/0.diff"].layer] == [(500, 800), "ip1"]
+    assert [train.calls[row.last] for row in rows.values()] == [f"{name.split('/')[0]}: sgd_update" for name in rows]
+    # what is little waits, for ip1's weights and for the end
+    ends = sorted(row.last for row in rows.values())
+    assert ends == [*range(ends[0], ends[0] + 4), *range(len(train.calls) - 4, len(train.calls))]
+    without = timelines(MODELS / "lenet" / "train_val.prototxt")["planned"][0]
+    assert not [row for row in without.rows if row.purpose == "gradients"]
+
+
 def test_arrays_channels_last_are_rows_of_their_own():
     train = timelines(MODELS / "lenet" / "solver.prototxt", make_device=DEVICES["cuda"])["planned"][0]
     names = [row.name for row in train.rows]

@@ -100,12 +100,12 @@ class Plan:
         arena: SyncedMemory,
         remade: Iterable[Remade] = (),
     ) -> None:
-        self.spent = Spent(net.memory)
+        self.spent = Spent(net.memory, {f"{entry.blob.name}.diff" for entry in net.learnable})
         self.arena, self._side = arena, schedules[0].side
         units = [schedule.units() for schedule in schedules]
         steps = list(chain.from_iterable(units))
         used = dict.fromkeys(_memories(call for step in steps for call in step.calls))
-        lying = halves(net, used)
+        lying = halves(net, used, params=True)
         free = unseen(lying)
         pinned = {*keep, *(memory for memory in used if memory not in free)}
         pinned.update(_memories(call for step in steps if step.travels for call in step.calls))
@@ -229,7 +229,7 @@ class Plan:
     def end(self, net: Net) -> None:
         """Give the net's arrays memories of their own again, which have no bytes until another plan or pass."""
         self.spend(self.memories)  # others may have views of them
-        for memory, lying in halves(net, self.memories).items():
+        for memory, lying in halves(net, self.memories, params=True).items():
             if memory in self.memories:
                 fresh = SyncedMemory(0, memory.device, memory.name)
                 fresh.shared, fresh.writer = True, self.spent

@@ -8,7 +8,9 @@ import blobmem
 from blobmem import TEST, TRAIN, SimulatedDevice
 from blobmem.footprint import stated_shapes
 from blobmem.net.builder import specs_of
-from blobmem.net.plan import layout, lifetimes
+from blobmem.net.plan import layout, lifetimes, update_early
+from blobmem.net.schedule import Schedule
+from blobmem.solvers import updater_for
 from models.generate.writer import AVE, MAX, Net
 
 ROOT = Path(__file__).parents[3]
@@ -106,18 +108,24 @@ def reckoned(calls, scratch, keep):
     return fullest, outside & set(sizes)
 
 
-def whole_pass(net):
+def whole_pass(net, updates):
     """The calls of an iteration, their scratch, and what is read after it."""
     net.needs(backward=not net.forward_only)
     schedules = net.compiled()[: 1 if net.forward_only else 2]
+    if updates:
+        calls = updater_for('base_lr: 1 lr_policy: "fixed" momentum: 0.9', net)._present_calls()
+        backward = update_early(schedules[1].calls, calls, range(len(schedules[1].calls) + 1))
+        schedules = schedules[0], Schedule(backward, net.device)
     calls = [each for schedule in schedules for each in schedule.calls]
     scratch = [s.scratch_bytes(at, at + 1) for s in schedules for at in range(len(s.calls))]
     return calls, scratch, {net.blobs[name].data_view.memory for name in net.outputs}
 
 
-@pytest.mark.parametrize("phase", [TRAIN, TEST], ids=["train", "inference"])
+@pytest.mark.parametrize(
+    "phase, updates", [(TRAIN, False), (TRAIN, True), (TEST, False)], ids=["train", "updates", "inference"]
+)
 @pytest.mark.parametrize("name", [*KEPT, *DEEP])
-def test_plan_over_lower_bound(monkeypatch, check, largest_load, name, phase):
+def test_plan_over_lower_bound(monkeypatch, check, largest_load, name, phase, updates):
     monkeypatch.chdir(ROOT)
     shapes = {}
     if name in DEEP:
@@ -127,12 +135,14 @@ def test_plan_over_lower_bound(monkeypatch, check, largest_load, name, phase):
         shapes = stated_shapes(specs_of(model))
     device = SimulatedDevice(compute=False)
     net = blobmem.Net(model, phase, device=device, seed=0, input_shapes=shapes, forward_only=phase == TEST)
-    calls, scratch, keep = whole_pass(net)
+    calls, scratch, keep = whole_pass(net, updates)
     found = lifetimes([[each] for each in calls], scratch, keep)
     plan = layout(found.arena)
     check(found.arena, plan)
     bound, outside = reckoned(calls, scratch, keep)
     assert outside == set(found.pinned)
+    diffs = {entry.blob.diff_view.memory for entry in net.learnable if entry.lr_mult}
+    assert not diffs & outside if updates else diffs & {life.key for life in found.arena} == set()
     assert largest_load(found.arena) == bound, "nothing is planned to live longer than it does"
     assert 0 < plan.nbytes <= 1.02 * bound
     assert plan.nbytes < 0.9 * sum(life.nbytes for life in found.arena), "or there was nothing to plan"

@@ -22,8 +22,9 @@ from blobmem.footprint import stated_shapes
 from blobmem.memory import Intent, Side
 from blobmem.net import schedule
 from blobmem.net.builder import specs_of
-from blobmem.net.plan import Layout
+from blobmem.net.plan import Layout, early
 from blobmem.net.sharing import Halves, Spent
+from blobmem.solvers import updater_for
 
 ROOT = Path(__file__).parents[3]
 SMALL = sorted((ROOT / "tests" / "data" / "nets").glob("*.prototxt"))
@@ -193,6 +194,36 @@ def test_any_net_gives_the_same_bits_at_any_batch(text, batches, simulated):
     assert_same(*traces)
 
 
+@given(
+    nets_at_random(), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.booleans(), st.sampled_from([1, 3, 99])
+)
+@settings(max_examples=40, deadline=None)
+def test_any_net_is_trained_to_the_same_bits(text, batches, simulated, share):
+    """By a solver, in turn with passes by hand."""
+    device = SimulatedDevice() if simulated else HOST
+    traces = []
+    for memory in ("keep", "train"):
+        net, trace = Net(text, TRAIN, device=device, seed=1, memory=memory), []
+        updater = updater_for('base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.01', net)
+        for turn, batch in enumerate(batches):
+            for name in net.inputs:
+                net.blobs[name].reshape(batch, 4)
+            fill_inputs(net, batch)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(early, "SHARE", share)
+                if updater.place(turn % 3 < 2):
+                    trace.append(updater.run_in_backward(turn, net.start_forward()))
+                else:
+                    net.clear_param_diffs()
+                    trace.append(net.run_forward())
+                    net.run_backward()
+                    updater.run(turn)
+            trace += [net.blobs["x"].cpu_diff().copy(), net.blobs["end"].cpu_data().copy()]
+            trace += [entry.blob.cpu_data().copy() for entry in net.learnable]
+        traces.append(trace)
+    assert_same(*traces)
+
+
 # -------------------------------------------------------------------- honest lifetimes
 
 
@@ -208,7 +239,6 @@ def poison(memory, start, stop):
 
 def poisoned_iteration(net):
     """A training iteration, step by step; what does not live during a step is poisoned around it."""
-    net.clear_param_diffs()
     forward, backward = net.compiled()
     plan, arena = net._plan, net._plan.arena
     needs = net.needs(backward=True)
@@ -228,22 +258,50 @@ def poisoned_iteration(net):
                     assert (arena.host_array(stop, (512,), np.uint8, lend=False) == 0xFF).all()
                     poison(arena, start, stop)
             time += 1
-    return [entry.blob.cpu_diff().copy() for entry in net.learnable]
 
 
-@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
-def test_nothing_is_read_before_or_after_its_life_nor_written_beyond_its_bytes(monkeypatch, device, path):
+@pytest.fixture
+def canaries(monkeypatch):
+    """Leave room for 512 bytes behind each array."""
     real = places.layout
 
     def with_canaries(lives):
         plan = real([life._replace(nbytes=-(-life.nbytes // 512) * 512 + 512) for life in lives])
         return Layout(plan.offsets, plan.nbytes)
 
+    monkeypatch.setattr(places, "layout", with_canaries)
+
+
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
+def test_nothing_is_read_before_or_after_its_life_nor_written_beyond_its_bytes(canaries, device, path):
     batch = 2 if device.family == "cuda" else None
     expected = iterate(Net(path, TRAIN, device=device, seed=3, batch=batch))[1:]
-    monkeypatch.setattr(places, "layout", with_canaries)
     net = Net(path, TRAIN, device=device, seed=3, batch=batch, memory="train")
-    assert_same(poisoned_iteration(net), expected)
+    net.clear_param_diffs()
+    poisoned_iteration(net)
+    assert_same([entry.blob.cpu_diff() for entry in net.learnable], expected)
+
+
+@pytest.mark.parametrize("share", [1, 1 << 40], ids=["at the end", "one by one"])
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
+def test_nor_are_gradients_that_are_dead_once_their_parameters_are_updated(monkeypatch, canaries, device, path, share):
+    monkeypatch.setattr(early, "SHARE", share)
+    batch, values = 2 if device.family == "cuda" else None, []
+    for memory in ("keep", "train"):
+        net = Net(path, TRAIN, device=device, seed=3, batch=batch, memory=memory)
+        updater = updater_for('base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.01', net)
+        if updater.place():
+            updater._set_attributes(net.compiled()[1], 0.1, 1.0, 0)
+            poisoned_iteration(net)
+            memories = {entry.blob.diff_view.memory for entry in net.learnable if entry.lr_mult}
+            assert memories <= net._plan.memories
+        else:
+            net.clear_param_diffs()
+            net.run_forward()
+            net.run_backward()
+            updater.run(0)
+        values.append([entry.blob.cpu_data().copy() for entry in net.learnable])
+    assert_same(*values)
 
 
 # -------------------------------------------------------------------- never another array's numbers
@@ -471,8 +529,8 @@ def test_what_the_models_hold_is_what_is_pinned_and_the_arena(monkeypatch, name)
     batches = [blob.data_view for net in (nets.train, *nets.tests) for blob in net.nodes[0].top]  # made on the host
     assert pinned < 1.01 * sum(view.nbytes for view in views + batches)
     monkeypatch.setattr(blobmem.memory, "debug", False)  # which has all looked at each time
-    resolved, real = [], schedule._Step._resolve
-    monkeypatch.setattr(schedule._Step, "_resolve", lambda step, *rest: (resolved.append(step), real(step, *rest)))
+    resolved, real = [], schedule.Step._resolve
+    monkeypatch.setattr(schedule.Step, "_resolve", lambda step, *rest: (resolved.append(step), real(step, *rest)))
     iterate_all(nets)
     assert held(device) == device.statistics.peak_bytes == pinned + predicted[arena] and len(resolved) > 20
     before = device.statistics.snapshot()
@@ -706,7 +764,7 @@ def test_nets_whose_shapes_depend_on_values_keep_all(device, caplog):
 
 def test_a_pass_that_fails_leaves_no_numbers(monkeypatch, device):
     net = chain(device, "train")
-    real = schedule._Step.run
+    real = schedule.Step.run
     with monkeypatch.context() as patch:
 
         def fail(step, *arguments):
@@ -714,7 +772,7 @@ def test_a_pass_that_fails_leaves_no_numbers(monkeypatch, device):
                 raise OSError("gone")
             real(step, *arguments)
 
-        patch.setattr(schedule._Step, "run", fail)
+        patch.setattr(schedule.Step, "run", fail)
         with pytest.raises(OSError):
             net.run_forward()
     for name in ("act1", "act2", "ip4"):
