@@ -183,14 +183,13 @@ class EmulatedCuda(SimulatedDevice):
     deterministic = True
     predicts = False
     graphs = True
-    recording = None
     workspace_limit = 64 << 20
 
     def __init__(self, capacity=None, **options):
         super().__init__(capacity, **options)
         self.fault_words = np.zeros(3, np.int64)
         self.faults = Faults(self.fault_words, self.fault_words.ctypes.data, lambda: None)
-        self.launches, self.captured = [], []
+        self.launches, self.captured, self._of_thread = [], [], threading.local()
         self._scratch = range(0)
         self._link = EmulatedLink(self)
 
@@ -218,6 +217,15 @@ class EmulatedCuda(SimulatedDevice):
 
     def set_bytes(self, target, value, nbytes):
         self.do(lambda: ctypes.memset(target, value, nbytes))
+
+    @property
+    def recording(self):
+        """Where this thread puts work down while it makes a graph."""
+        return getattr(self._of_thread, "recording", None)
+
+    @recording.setter
+    def recording(self, work):
+        self._of_thread.recording = work
 
     def capture(self, queue):
         self.captured.append(EmulatedGraph(self, queue))
