@@ -7,13 +7,12 @@ turns, each purpose has what it has there at the fullest moment, and "gaps" has 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
 from blobmem.memory.workspace import workspace
+from blobmem.net.build import uncollected
 from blobmem.net.builder import Nets, Specs, build_nets, is_solver, specs_of
 from blobmem.net.net import Net
 from blobmem.net.plan import Plan
@@ -159,19 +159,6 @@ def footprint(
     return result
 
 
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Garbage waits: a deep net is a million objects that stay, and to look for cycles among them as they come takes
-    longer than to make them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _build(
     specs: Specs, solver: Any, scheme: str, options: dict[str, Any], device: Device
 ) -> tuple[Nets, Updater | None]:
@@ -268,9 +255,9 @@ class _Block(NamedTuple):
 def _blocks(plan: Plan, purpose: Mapping[SyncedMemory, str]) -> list[_Block]:
     """What takes turns in an arena."""
     return [
-        _Block("workspace" if each.memory is None else purpose[each.memory], start, stop, each.first, each.last)
+        _Block("workspace" if each.memory is None else purpose[each.memory], start, stop, each.first, until)
         for each in plan.tenants
-        for start, stop in each.ranges
+        for (start, stop), until in zip(each.ranges, each.untils, strict=True)
     ]
 
 

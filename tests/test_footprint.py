@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from cuda_devices import needs_gpu
+from in_place import given_up
 
 from blobmem import NetError, SimulatedDevice, build_nets
 from blobmem.devices.cuda.device import CudaDevice
@@ -163,15 +164,19 @@ class Least:
                 last[view.memory] = at
                 stays |= {view.memory} if unit.travels else set()
         self.stays = {memory: sizes[memory] for memory in stays if memory in sizes}
-        alive, purposes = set(), purposes_of(net)
+        alive, purposes = {}, purposes_of(net)
         for at, unit in enumerate(units):
-            alive |= {operand.view.memory for call in unit.calls for operand in call.present()} - stays
-            load = sum(sizes[memory] for memory in alive) + unit.scratch
+            used = dict.fromkeys(operand.view.memory for call in unit.calls for operand in call.present())
+            born = used.keys() - stays - alive.keys()
+            alive |= dict.fromkeys(memory for memory in used if memory in born)
+            (only,) = unit.calls  # none is fused where there is no GPU
+            held = alive.keys() - given_up(only, [memory for memory in alive if last[memory] == at], born)
+            load = sum(sizes[memory] for memory in held) + unit.scratch
             if load > self.load:
                 self.load, self.purposes = load, Counter(workspace=unit.scratch)
-                for memory in alive:
+                for memory in held:
                     self.purposes[purposes[memory]] += sizes[memory]
-            alive = {memory for memory in alive if last[memory] > at}
+            alive = dict.fromkeys(memory for memory in alive if last[memory] > at)
         for memory, nbytes in self.stays.items():
             self.purposes[purposes[memory]] += nbytes
 

@@ -20,9 +20,11 @@ import numpy as np
 
 from blobmem.devices.base import Stream
 from blobmem.errors import BlobmemError, DeviceError, OutOfDeviceMemory
+from blobmem.memory.slot import Slot
 from blobmem.memory.stress_model import (
     BLOCKS,
     LIMIT,
+    SLOTS,
     STREAMS,
     VIEWS,
     CrampedDevice,
@@ -76,6 +78,49 @@ class Machine(Model):
     def drop_view(self, draw: Draw) -> None:
         if len(self.views) > 1:
             del self.views[draw(len(self.views))]
+
+    @rule(6)
+    def make_slot(self, draw: Draw) -> None:
+        """A place in the memory, which is a memory to whoever has views of it; accesses go through one by chance."""
+        slot = Slot(self.memory, *self._range(draw), "a slot")
+        if len(self.slots) < SLOTS:
+            self.slots.append(slot)
+        else:
+            self.slots[draw(SLOTS)] = slot
+
+    @rule(2)
+    def drop_slot(self, draw: Draw) -> None:
+        if self.slots:
+            del self.slots[draw(len(self.slots))]
+
+    @rule(4)
+    def use_whole_slot(self, draw: Draw) -> None:
+        """What a slot says of itself, and the calls on all of it."""
+        if not self.slots:
+            return
+        slot = self.slots[draw(len(self.slots))]
+        start, nbytes, kind = slot.place.offset, slot.place.nbytes, draw(5)
+        if kind == 0:
+            before, own = self.memory.gpu_capacity, slot.gpu_capacity
+            slot.reserve(Side.DEVICE, nbytes)
+            self._require(slot.gpu_capacity == nbytes, "what a slot reserved is not there")
+            if own < nbytes:
+                slot.unreserve(Side.DEVICE, own)
+                self._require(self.memory.gpu_capacity == max(before, start), "a slot's unreserve kept something")
+        elif kind == 1:
+            self._let_go(start, start + nbytes)
+            slot.async_gpu_push(self.streams[draw(STREAMS)])
+            for _, _, bits in self.memory._extents.runs(start, start + nbytes):
+                self._require(bool(bits & Side.DEVICE), "something of a slot was not pushed")
+        elif kind == 2:
+            self._let_go(start, start + nbytes)
+            slot.clear(0, nbytes)
+            self._require(slot.is_zero(0, nbytes), "a cleared slot is not zero")
+            self._wrote(start, 0, start + nbytes)
+        else:
+            slot.fetch()
+            self._require(slot.cpu_capacity == nbytes, "what a slot fetched is not there")
+            self._same(slot.host_array(0, (nbytes,), np.uint8, False), self.host[start : start + nbytes], "slot", start)
 
     @rule(4)
     def change_size(self, draw: Draw) -> None:
@@ -235,7 +280,13 @@ class Machine(Model):
     def trim(self, draw: Draw) -> None:
         memory = self.memory
         self.seen.clear()  # it has views, which would keep their bytes
-        keep = max([memory.size, memory._host.adopted, *(view.offset + view.nbytes for view in self.views)])
+        keep = max(
+            [
+                memory.size,
+                memory._host.adopted,
+                *(view.offset + view.nbytes for view in [*self.views, *(slot.place for slot in self.slots)]),
+            ]
+        )
         in_use = any(held.lent_stop > keep and self._over_our_pages(held.array) for held in self.held)
         in_use = in_use and keep < memory.cpu_capacity
         before = self._picture()
@@ -255,7 +306,7 @@ class Machine(Model):
     def start_again(self, draw: Draw) -> None:
         """Drop the memory, whose device bytes are then free, and begin with a fresh or an adopted one."""
         self._let_go(0, LIMIT)
-        del self.memory, self.views
+        del self.memory, self.views, self.slots
         self.seen.clear()
         if self.device.statistics.bytes_held:
             raise Mismatch(f"a memory that is gone still holds {self.device.holders()} on the device")
@@ -369,8 +420,7 @@ class Machine(Model):
     @rule(8)
     def repeat(self, draw: Draw) -> None:
         """Any access made at the present epoch is a no-op when made again."""
-        memory = self.memory
-        made = [key for key, (epoch, _) in self.seen.items() if epoch == memory.epoch]
+        made = [key for key, (epoch, _) in self.seen.items() if epoch == key[1].memory.epoch]
         if not made:
             self.seen.clear()
             return
@@ -378,9 +428,9 @@ class Machine(Model):
         epoch, address = self.seen[key]
         before, picture = self.device.statistics.snapshot(), self._picture()
         side, view, intent, *rest = key
-        again = memory.access(side, view.offset, view.nbytes, intent, *rest)
+        again = view.memory.access(side, view.offset, view.nbytes, intent, *rest)
         self._require(again == address, f"repeating {key} gave {again}, not {address}")
-        self._require(memory.epoch == epoch, f"repeating {key} moved the epoch")
+        self._require(view.memory.epoch == epoch, f"repeating {key} moved the epoch")
         self._require(self.device.statistics == before and self._picture() == picture, f"repeating {key} did something")
 
     @rule(2)
@@ -391,7 +441,7 @@ class Machine(Model):
         middle = (1 + draw(BLOCKS - 1)) * ALIGNMENT
         plans = [self._plan(draw, start, stop) for start, stop in ((0, middle), (middle, LIMIT))]
         # A thread that holds an array or an address while another makes the memory move has lost, so grow before.
-        end = max(offset + nbytes for plan in plans for _, offset, nbytes, _ in plan)
+        end = max(offset + view.nbytes for plan in plans for _, offset, view, _ in plan)
         for side in Side:
             self.memory.reserve(side, end)
         self._let_go(0, LIMIT)
@@ -399,20 +449,20 @@ class Machine(Model):
         for future in work:
             future.result()
 
-    def _plan(self, draw: Draw, start: int, stop: int) -> list[tuple[int, int, int, np.ndarray]]:
+    def _plan(self, draw: Draw, start: int, stop: int) -> list[tuple[int, int, View, np.ndarray]]:
         plan = []
         for _ in range(3):
             offset = start + draw((stop - start) // ALIGNMENT) * ALIGNMENT
             nbytes = 1 + draw(stop - offset)
-            plan.append((draw(6), offset, nbytes, self._data(draw, nbytes)))
+            view = self._door(draw, self.memory.view(offset, nbytes))
+            plan.append((draw(6), offset, view, self._data(draw, nbytes)))
         return plan
 
-    def _act(self, plan: list[tuple[int, int, int, np.ndarray]], stream: Stream) -> None:
-        memory = self.memory
-        for kind, offset, nbytes, data in plan:
-            view, stop = memory.view(offset, nbytes), offset + nbytes
+    def _act(self, plan: list[tuple[int, int, View, np.ndarray]], stream: Stream) -> None:
+        for kind, offset, view, data in plan:
+            nbytes = view.nbytes
             if kind == 0:
-                self._same(view.cpu_data(), self.host[offset:stop], "read on host in a thread", offset)
+                self._same(view.cpu_data(), self.host[offset : offset + nbytes], "read on host in a thread", offset)
             elif kind == 1:
                 view.cpu_data("write")[nbytes // 2 :] = data[nbytes // 2 :]
                 self._wrote(offset + nbytes // 2, data[nbytes // 2 :])
@@ -420,7 +470,7 @@ class Machine(Model):
                 view.cpu_data("overwrite")[:] = data
                 self._wrote(offset, data)
             elif kind == 3:
-                self._read_later(view, view.gpu_data("read", stream), stream)
+                self._read_later(self.memory.view(offset, nbytes), view.gpu_data("read", stream), stream)
             else:
                 on = stream if kind == 4 else None
                 self.device.memcpy_htod(view.gpu_data("overwrite", on), data, on)

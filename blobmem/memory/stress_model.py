@@ -11,6 +11,7 @@ import numpy as np
 from blobmem.devices.base import Event, Stream
 from blobmem.devices.pages import Pages
 from blobmem.devices.simulated import SimulatedDevice
+from blobmem.memory.slot import Slot
 from blobmem.memory.synced import SyncedMemory
 from blobmem.memory.views import ALIGNMENT, Intent, Side, View
 
@@ -19,6 +20,7 @@ LIMIT = BLOCKS * ALIGNMENT  # six pages: enough for growth, moves and trims on b
 CAPACITY = 4 * LIMIT  # of a device: enough for a move
 STREAMS = 3
 VIEWS = 5
+SLOTS = 4
 HELD = 4
 
 Draw = Callable[[int], int]
@@ -93,7 +95,7 @@ class Held:
 
 
 class Model:
-    """A memory, views of it, two devices with three streams each, and two arrays that say what every view must read.
+    """A memory, views and slots of it, two devices with three streams each, and two arrays that say what must be read.
 
     What the rules are made of, and `check`, which holds after every rule. Mismatch as soon as anything differs.
 
@@ -115,10 +117,20 @@ class Model:
     def _start(self, memory: SyncedMemory) -> None:
         self.memory = memory
         self.views = [memory.view(0, 100), memory.view(0, 50)]
+        self.slots: list[Slot] = []  # which may overlap
         self.seen: dict[tuple[Any, ...], tuple[int, int | None]] = {}
 
     def _view(self, draw: Draw) -> View:
         return self.views[draw(len(self.views))]
+
+    def _door(self, draw: Draw, view: View) -> View:
+        """The view, or by chance one of the same bytes through a slot in which they all are."""
+        stop = view.offset + view.nbytes
+        around = [s for s in self.slots if s.place.offset <= view.offset and stop <= s.place.offset + s.place.nbytes]
+        if not around or not draw(3):
+            return view
+        slot = around[draw(len(around))]
+        return slot.view(view.offset - slot.place.offset, view.nbytes)
 
     def _range(self, draw: Draw) -> tuple[int, int]:
         """An offset and a size inside LIMIT, small ones more often."""
@@ -158,7 +170,8 @@ class Model:
 
     def _to_host(self, draw: Draw, view: View, intent: Intent) -> np.ndarray:
         """The view's bytes on the host; where the epoch says that an access is not needed, by chance without one."""
-        memory, key = self.memory, (Side.HOST, view, intent)
+        view = self._door(draw, view)
+        memory, key = view.memory, (Side.HOST, view, intent)
         if self.seen.get(key, (-1,))[0] == memory.epoch and draw(2):
             return memory.host_array(view.offset, (view.nbytes,), np.uint8, intent is not Intent.READ)
         array = view.cpu_data(intent)
@@ -166,8 +179,9 @@ class Model:
         return array
 
     def _to_device(self, draw: Draw, view: View, intent: Intent, stream: Stream | None = None) -> int:
-        memory, key = self.memory, (Side.DEVICE, view, intent, stream)
         self._let_go(view.offset, view.offset + view.nbytes)
+        view = self._door(draw, view)
+        memory, key = view.memory, (Side.DEVICE, view, intent, stream)
         epoch, address = self.seen.get(key, (-1, None))
         if epoch != memory.epoch or address is None or draw(2):
             address = view.gpu_data(intent, stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -137,6 +138,19 @@ def _saying_shapes(node: Node) -> Iterator[None]:
             raise node.layer.error("shape", f"one that a blob can have ({error})") from error
         shapes = ", ".join(blob.describe() for blob in node.bottom)
         raise node.layer.error("shapes", f"bottoms that fit ({error}); bottoms are", shapes) from error
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Garbage waits: a deep net is a million objects that stay, and to look for cycles among them as they come takes
+    longer than to make them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def reshape(node: Node) -> None:

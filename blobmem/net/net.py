@@ -19,7 +19,7 @@ from blobmem.memory.blob import Blob, moves
 from blobmem.memory.slot import Slot
 from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
-from blobmem.net.build import Node, float_dtype, reshape, resize, wire
+from blobmem.net.build import Node, float_dtype, reshape, resize, uncollected, wire
 from blobmem.net.fusion import share_kept
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.inplace import stale_reads
@@ -82,6 +82,7 @@ class Net(Access, Placement):
     Building allocates no activation.
     """
 
+    @uncollected()
     def __init__(
         self,
         model: Any,
@@ -255,6 +256,7 @@ class Net(Access, Placement):
                 fitted = True
         return fitted
 
+    @uncollected()
     def _compile(self) -> tuple[Schedule, Schedule]:
         self._end_plan()
         self._shapes = self._present_shapes()
@@ -262,6 +264,7 @@ class Net(Access, Placement):
         remade: list[Remade] = []
         if self._arena is not None:
             backward, remade = self._recompute(forward, backward)
+            self._share_buffers(self._arena, first_uses([*forward, *backward]))
         self._name_blobs()  # layers make some of their arrays when they know the device
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
@@ -292,6 +295,22 @@ class Net(Access, Placement):
 
         free = unseen(halves(self, ())) - {*self.read_after()}
         return recompute(forward, backward, free, table(self.device.family), array_like)
+
+    def _share_buffers(self, arena: Arena, uses: Mapping[SyncedMemory, bool]) -> None:
+        """Let data come through the same memories as to the other nets of an arena, where each pass replaces all that
+        is there: not where a buffer has the batches of several passes, nor what is filled once."""
+        for blob in self._fed():
+            own = blob.data_view.memory
+            if uses.get(own, False) and own.views() == [blob.data_view]:
+                shared = arena.buffers.setdefault(blob.name, own)
+                shared.shared = True
+                if shared is not own:
+                    blob.bind_data(shared, 0)
+
+    def _fed(self) -> list[Blob]:
+        """The arrays through which data comes to the device."""
+        layers = [node.layer for node in self.nodes]
+        return [layer.internal[name] for layer in layers for name in layer.input_buffers if name in layer.internal]
 
     @property
     def takes_turns(self) -> bool:
@@ -333,10 +352,8 @@ class Net(Access, Placement):
     def read_after(self) -> list[SyncedMemory]:
         """The memories that somebody may use beside or after a pass, whatever became of the others."""
         kept = [blob for name, blob in (*self.blobs.items(), *self.internals.items()) if name in self.kept]
-        layers = [node.layer for node in self.nodes]
-        # the next batch is on its way to them while a pass runs
-        fed = [layer.internal[name] for layer in layers for name in layer.input_buffers if name in layer.internal]
-        data = [*(self.blobs[name] for name in self.outputs), *self.losses(), *fed, *kept]
+        # the next batch is on its way to what is fed while a pass runs
+        data = [*(self.blobs[name] for name in self.outputs), *self.losses(), *self._fed(), *kept]
         diffs = [*(self.blobs[name] for name in self.inputs), *kept]
         return [blob.data_view.memory for blob in data] + [blob.diff_view.memory for blob in diffs]
 

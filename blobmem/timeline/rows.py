@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from blobmem.devices import Device, SimulatedDevice
 from blobmem.devices.pages import round_up
 from blobmem.errors import NetError
-from blobmem.footprint import batch_of, purposes_of, stated_shapes, uncollected
+from blobmem.footprint import batch_of, purposes_of, stated_shapes
 from blobmem.memory import SyncedMemory
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
+from blobmem.net.build import uncollected
 from blobmem.net.builder import Nets, build_nets, is_solver, specs_of
 from blobmem.net.net import Net
 from blobmem.net.plan import Plan
@@ -33,7 +34,8 @@ class Row(NamedTuple):
         shape: of the array; () for scratch, which is bytes.
         nbytes: how large it is.
         layer: whose call uses it first.
-        first, last: positions of the calls that use it first and last; it is in use during both.
+        first, last: positions of the calls that use it first and last; it is in use during both. Where another array is
+            made in its place, the last is the call before, and the bytes are the other's from then on.
         offset: where it lies, in bytes.
     """
 
@@ -139,8 +141,10 @@ def _rows(net: Net, plan: Plan, layers: Sequence[str]) -> Iterator[Row]:
         memory, layer = tenant.memory, layers[tenant.first]
         purpose = SCRATCH if memory is None else purposes.get(memory, "data")
         name, shape = (f"{layer} (scratch)", ()) if memory is None else arrays.get(memory, (memory.name, ()))
-        for form, (start, stop) in zip(_forms(memory), tenant.ranges, strict=True):
-            yield Row(name + form, purpose, shape, stop - start, layer, tenant.first, tenant.last, start)
+        untils = tenant.untils if net.takes_turns else [tenant.last] * len(tenant.ranges)
+        for form, (start, stop), until in zip(_forms(memory), tenant.ranges, untils, strict=True):
+            if until >= tenant.first:  # or its heir has the bytes from the call on that makes it
+                yield Row(name + form, purpose, shape, stop - start, layer, tenant.first, until, start)
 
 
 def _layers(unit: Unit) -> str:

@@ -10,6 +10,7 @@ import blobmem.memory as memory_package
 from blobmem.memory import SyncedMemory, stress
 from blobmem.memory.device_side import DeviceSide
 from blobmem.memory.host_side import HostSide
+from blobmem.memory.slot import Slot
 from blobmem.memory.stress import Machine, Mismatch, run
 
 
@@ -116,11 +117,25 @@ def break_pinning(monkeypatch):
     monkeypatch.setattr(HostSide, "wants_pin", lambda self, stop: False)
 
 
+def break_places(monkeypatch):
+    """A slot that begins where its arena does."""
+    monkeypatch.setattr(Slot, "_at", lambda self, offset, nbytes: offset)
+
+
+def break_epoch_of_slots(monkeypatch):
+    """Slots that do not see what happens to their arena by other ways."""
+    monkeypatch.setattr(Slot, "epoch", 0)
+
+
+def break_clearing_of_slots(monkeypatch):
+    monkeypatch.setattr(Slot, "clear", lambda self, offset, nbytes: None)
+
+
 @pytest.mark.parametrize(
     "mutation",
     [
         break_state, break_waiting, break_order_of_streams, break_zeroing, break_epoch, break_landing, break_fetching,
-        break_adoption, break_pinning,
+        break_adoption, break_pinning, break_places, break_epoch_of_slots, break_clearing_of_slots,
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

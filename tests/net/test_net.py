@@ -628,4 +628,26 @@ def test_an_adopted_input_is_read_at_every_pass(device):
         assert (net.forward()["y"] == 2 * value).all()
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_waits_while_a_net_is_built_and_planned(enabled):
+    collected = []
+    watch = lambda phase, info: collected.append(info)  # noqa: E731
+    thresholds, was = gc.get_threshold(), gc.isenabled()
+    net = Net(MLP, TRAIN, memory="train")
+    try:
+        gc.set_threshold(20, 2, 2)
+        (gc.enable if enabled else gc.disable)()
+        gc.callbacks.append(watch)
+        net._compile()
+        during = len(collected)
+        with pytest.raises(NetError):
+            Net(MLP.replace("EuclideanLoss", "Nothing"), TRAIN)
+        assert gc.isenabled() == enabled
+    finally:
+        gc.callbacks.remove(watch)
+        gc.set_threshold(*thresholds)
+        (gc.enable if was else gc.disable)()
+    assert during <= 2 * 3, "but for what is due when it is over"
+
+
 DOUBLE = 'layer { name: "double" type: "Power" bottom: "x" top: "y" power_param { scale: 2 } }'

@@ -347,21 +347,23 @@ def test_a_later_layer_that_fails_takes_the_batch_back(make, device):
 # ---------------------------------------------------------------- memory
 
 
+@pytest.mark.parametrize("memory", ["keep", "train"])
 @pytest.mark.parametrize("ahead", [0, 4])
-def test_train_and_test_nets_share_the_buffers_of_single_batches(make, device, together, ahead):
+def test_train_and_test_nets_share_the_buffers_of_single_batches(make, device, together, ahead, memory):
     message = text(
         make(make.pictures(30, (2, 8, 8))), batch=6, transform="crop_size: 5 mirror: true", extra=f"prefetch: {ahead}"
     )
     plain = build_nets(read_net(message), device=HOST, seed=3, test_batches=[2])
-    made = build_nets(read_net(message), device=device, seed=3, test_batches=[2])
+    made = build_nets(read_net(message), device=device, seed=3, test_batches=[2], memory=memory)
     shared = not ahead or together == 1  # else each net comes back for the rest of what it has sent
-    assert ("images/bytes" in made.reports[0].shared) == shared
+    assert ("images/bytes" in made.reports[0].shared) == (shared and memory == "keep")
     for _ in range(6):
         check(plain.train, made.train, 1)
         check(plain.tests[0], made.tests[0], 2)
     view, other = (net.internals["images/bytes"].data_view for net in (made.train, made.tests[0]))
     assert (view.memory is other.memory) == shared and view.nbytes > other.nbytes
     assert purposes_of(made.train)[view.memory] == "input buffers"
+    assert shared <= (view.memory.gpu_capacity == view.nbytes)
 
 
 def test_planned_nets_have_buffers_that_no_other_array_has(make, device, together):

@@ -8,6 +8,7 @@ best. Every packing can be had by some order, its own from the lowest offset up.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -31,8 +32,8 @@ class Layout(NamedTuple):
 def layout(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Layout:
     """An arena for the arrays, with offsets at multiples of the alignment; as small as is found.
 
-    A function of sizes and times alone, the same on every machine. ValueError for a size below 0, or a lifetime that
-    ends before it begins.
+    A function of sizes and times alone, the same on every machine; the last few are remembered, for nets that go to
+    and fro between batch sizes. ValueError for a size below 0, or a lifetime that ends before it begins.
     """
     for life in lifetimes:
         if life.nbytes < 0 or life.last < life.first:
@@ -41,11 +42,19 @@ def layout(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Layout:
     offsets = [0] * len(lifetimes)
     if not used:
         return Layout(offsets, 0)
-    columns = [[-(-life.nbytes // alignment), life.first, life.last] for life in (lifetimes[index] for index in used)]
-    size, first, last = np.array(columns, np.int64).T.copy()
-    for index, offset in zip(used, _place(first, last, size).tolist(), strict=True):
+    lives = (lifetimes[index] for index in used)
+    rectangles = tuple((-(-life.nbytes // alignment), life.first, life.last) for life in lives)
+    for index, offset in zip(used, _remembered(rectangles), strict=True):
         offsets[index] = offset * alignment
     return Layout(offsets, max(offsets[index] + lifetimes[index].nbytes for index in used))
+
+
+@functools.lru_cache(16)
+def _remembered(rectangles: tuple[tuple[int, int, int], ...]) -> list[int]:
+    """The offsets of arrays of these sizes, first and last steps, in the unit of the sizes."""
+    size, first, last = np.array(rectangles, np.int64).T.copy()
+    offsets: list[int] = _place(first, last, size).tolist()
+    return offsets
 
 
 def largest_load(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> int:

@@ -1,13 +1,14 @@
-"""From a pass's calls, which array holds bytes from when to when."""
+"""From a pass's calls, which array holds bytes from when to when, and which takes over those of another."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from blobmem.memory import Intent, Side, SyncedMemory
 from blobmem.memory.extents import ZERO, Extents
 from blobmem.net.layouts import reordered_of
+from blobmem.net.plan.heirs import heirs
 from blobmem.ops.call import Call, Operand
 
 
@@ -31,12 +32,15 @@ class Lifetimes(NamedTuple):
     """What a pass uses.
 
     Attributes:
-        arena: arrays that the pass fills before it reads them, in the order of their first use, and scratch.
+        arena: arrays that the pass fills before it reads them, in the order of their first use, and scratch. Arrays
+            that take over each other's bytes are one, with the first one's key.
         pinned: memory -> bytes of it that the pass uses, of arrays whose bytes matter before or after the pass.
+        turns: of such a key the arrays' own lifetimes; each begins in the step in which the one before ends.
     """
 
     arena: list[Lifetime]
     pinned: dict[SyncedMemory, int]
+    turns: dict[Hashable, list[Lifetime]]
 
 
 def lifetimes(
@@ -45,30 +49,46 @@ def lifetimes(
     """What the steps of a pass use, and from when to when; of a training iteration forward and backward.
 
     Args:
-        steps: what runs, in order: of each the calls that it is made of. All that these use is in use at one time,
-            as they may run as one.
+        steps: what runs, in order: of each the calls that it is made of and, if there are several, last the one that
+            may run in their place. All that these use is in use at one time.
         scratch: bytes of workspace of each step; none if empty.
         keep: memories that somebody reads after the pass.
 
     The unit is a memory, that is an array with all that lies over it (in-place tops, splits, flattened tops). It is
     pinned if it is in `keep`, if a `once` call fills it, or if bytes are read that the pass has not written before
     (parameters, solver state, statistics that run on, inputs that a user fills). The scratch of step i has the key i.
+
+    An array that an op makes of another, in the last step to use that one, is made in its place where it can be
+    (`heirs.IN_PLACE`): it takes over the other's bytes.
     """
     if scratch and len(scratch) != len(steps):
         raise ValueError(f"scratch of {len(scratch)} steps is given, for {len(steps)}")
-    uses: dict[SyncedMemory, _Use] = {}
+    uses: dict[SyncedMemory, Use] = {}
     for index, calls in enumerate(steps):
         for call in calls:
             for operand in _reads_first(call):
                 memory = operand.view.memory
                 use = uses.get(memory)
                 if use is None:
-                    use = uses[memory] = _Use(index, pinned=memory in keep)
+                    use = uses[memory] = Use(index, pinned=memory in keep)
                 use.add(operand, index, call.once)
-    arena = [life for use in uses.values() if not use.pinned for life in use.lifetimes()]
+    own = {life.key: life for use in uses.values() if not use.pinned for life in use.lifetimes()}
+    turns = _turns(own, heirs(steps, uses))
+    arena = [turn[0]._replace(last=turn[-1].last) for turn in turns]
     arena += [Lifetime(index, nbytes, index, index) for index, nbytes in enumerate(scratch) if nbytes]
     pinned = {place: nbytes for use in uses.values() if use.pinned for place, nbytes in use.places.items()}
-    return Lifetimes(sorted(arena, key=lambda life: life.first), pinned)
+    arena.sort(key=lambda life: life.first)
+    return Lifetimes(arena, pinned, {turn[0].key: turn for turn in turns if len(turn) > 1})
+
+
+def _turns(own: Mapping[Hashable, Lifetime], heir: Mapping[Hashable, Hashable]) -> list[list[Lifetime]]:
+    """The lifetimes, those after one another that take over each other's bytes."""
+    taken = {*heir.values()}
+    turns = [[life] for key, life in own.items() if key not in taken]
+    for turn in turns:
+        while turn[-1].key in heir:
+            turn.append(own[heir[turn[-1].key]])
+    return turns
 
 
 def _reads_first(call: Call) -> Iterable[Operand]:
@@ -76,7 +96,7 @@ def _reads_first(call: Call) -> Iterable[Operand]:
     return sorted(call.present(), key=lambda operand: operand.intent is Intent.OVERWRITE)
 
 
-class _Use:
+class Use:
     """How a pass has used a memory so far.
 
     Attributes:
@@ -101,8 +121,18 @@ class _Use:
             self.pinned |= any(bits == ZERO for _, _, bits in self.written.runs(start, stop))
         self.pinned |= once and operand.intent is not Intent.READ
         # what is channels last lies from the start of an array of its own; the truth may go to and fro between the two
-        place, extent = (view.memory, stop) if operand.form is None else (reordered_of(view.memory).array, view.nbytes)
+        place, extent = self.place(operand), stop if operand.form is None else view.nbytes
         self.places[place] = max(self.places.get(place, 0), extent)
+
+    @staticmethod
+    def place(operand: Operand) -> SyncedMemory:
+        """The memory that the operand's bytes are in."""
+        memory = operand.view.memory
+        return memory if operand.form is None else reordered_of(memory).array
+
+    def is_all(self, operand: Operand) -> bool:
+        """Whether the operand is all that the pass uses of its place."""
+        return operand.view.offset == 0 and operand.view.nbytes == self.places[self.place(operand)]
 
     def lifetimes(self) -> Iterable[Lifetime]:
         return (Lifetime(place, nbytes, self.first, self.last) for place, nbytes in self.places.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blobmem.devices import Device
@@ -29,9 +29,15 @@ Places = Mapping[Hashable, tuple[Lifetime, int]]
 
 
 class Arena:
-    """Bytes in which the arrays of a net take turns, or those of several nets that run one at a time."""
+    """Bytes in which the arrays of a net take turns, or those of several nets that run one at a time.
+
+    Attributes:
+        buffers: by name, what data comes through to the device. It lies beside the arena, since the next batch is on
+            its way while a pass runs, and the nets have one for all.
+    """
 
     def __init__(self) -> None:
+        self.buffers: dict[str, SyncedMemory] = {}
         self._memory: SyncedMemory | None = None
         self._last: Plan | None = None
 
@@ -45,6 +51,7 @@ class Arena:
         """Nets have moved to that device: give the bytes back if they are on another one."""
         if self._memory is not None and self._memory.device is not device:
             self._memory = self._last = None
+            self.buffers.clear()
 
     def enter(self, plan: Plan) -> bool:
         """A pass under this plan begins: the arrays of other plans have no bytes any more. Whether that is news."""
@@ -57,12 +64,22 @@ class Arena:
 
 
 class _Tenant(NamedTuple):
-    """An array (no memory: scratch), and where in the arena it lies from which step to which."""
+    """An array (no memory: scratch), and where in the arena it lies from which step to which.
+
+    Attributes:
+        heirs: of each of the ranges, the array that takes it over in the last step; None where there is none.
+    """
 
     memory: SyncedMemory | None
     ranges: list[tuple[int, int]]
     first: int
     last: int
+    heirs: Sequence[SyncedMemory | None] = (None,)
+
+    @property
+    def untils(self) -> list[int]:
+        """Of each range, the last step that counts it as this array's: if it has an heir, the one before its last."""
+        return [self.last - (heir is not None) for heir in self.heirs]
 
     def take(self, taken: Extents) -> None:
         for start, stop in self.ranges:
@@ -109,16 +126,22 @@ class Plan:
         free = unseen(lying)
         pinned = {*keep, *(memory for memory in used if memory not in free)}
         pinned.update(_memories(call for step in steps if step.travels for call in step.calls))
-        lives = lifetimes([step.calls for step in steps], [step.scratch for step in steps], pinned).arena
-        offsets, self.nbytes = layout(lives)
-        places = {life.key: (life, offset) for life, offset in zip(lives, offsets, strict=True)}
+        lives = lifetimes([step.calls for step in steps], [step.scratch for step in steps], pinned)
+        offsets, self.nbytes = layout(lives.arena)
+        places = {
+            own.key: (own, offset)
+            for life, offset in zip(lives.arena, offsets, strict=True)
+            for own in lives.turns.get(life.key, [life])
+        }
         self.tenants: list[_Tenant] = []
         self.memories: set[SyncedMemory] = set()
         self._ran: dict[SyncedMemory, int] = {}  # of what makes an array anew, how many have run, in their order
         self._times: list[tuple[int, list[tuple[int, int]]]] = []  # of each schedule: its first step, its units
         try:
-            for memory in used:
-                self._move(memory, lying.get(memory), places)
+            heirs = {one.key: other.key for turn in lives.turns.values() for one, other in pairwise(turn)}
+            moved: dict[Hashable, SyncedMemory] = {}
+            for memory in reversed(used):  # heirs, whose first use is later, are there when they are named
+                self._move(memory, lying.get(memory), places, heirs, moved)
             self._remade = {each.array.data_view.memory: each for each in remade}
             first = 0
             for schedule, own in zip(schedules, units, strict=True):
@@ -131,8 +154,18 @@ class Plan:
             self.end(net)
             raise
 
-    def _move(self, memory: SyncedMemory, lying: Halves | None, places: Places) -> None:
-        """Put an array, and what keeps it channels last, where it has a place in the arena, if it has one."""
+    def _move(
+        self,
+        memory: SyncedMemory,
+        lying: Halves | None,
+        places: Places,
+        heirs: Mapping[Hashable, Hashable],
+        moved: dict[Hashable, SyncedMemory],
+    ) -> None:
+        """Put an array, and what keeps it channels last, where it has a place in the arena, if it has one.
+
+        `heirs` has the keys of places by those whose bytes they take over; `moved`, what has been put in each.
+        """
         own, last = places.get(memory), None
         if memory.reordered is not None:
             last = places.get(memory.reordered.array)
@@ -150,8 +183,11 @@ class Plan:
             memory.reordered = Reordered(memory, turn, self._slot(last, f"{memory.name} (channels last)"))
         memory.shared = True
         memory.set_writer(self.spent)
+        moved.update((life.key, memory) for life, _ in found)
+        ranges = [(at, at + life.nbytes) for life, at in found]
         life, _ = found[0]
-        self.tenants.append(_Tenant(memory, [(at, at + each.nbytes) for each, at in found], life.first, life.last))
+        named = [moved[heirs[life.key]] if life.key in heirs else None for life, _ in found]
+        self.tenants.append(_Tenant(memory, ranges, life.first, life.last, named))
 
     def _room(self, place: tuple[Lifetime, int]) -> Slot:
         """Scratch of a step."""
@@ -195,7 +231,8 @@ class Plan:
             while coming and coming[-1].first > tenant.last:
                 coming.pop().take(later)
             used_up = tenant.memory in self._remade and tenant.last in steps
-            if tenant.memory is not None and (used_up or tenant.meets(later)):
+            inherited = any(heir in span.written for heir in tenant.heirs if heir is not None)
+            if tenant.memory is not None and (used_up or inherited or tenant.meets(later)):
                 span.spent.append(tenant.memory)
         spent = {*span.spent}
         span.left = dict.fromkeys(memory for memory in span.written if memory not in spent)

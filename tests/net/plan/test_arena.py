@@ -98,11 +98,16 @@ def test_no_more_orders_are_tried_than_it_takes(monkeypatch):
         return tried[-1]
 
     monkeypatch.setattr(kernels, "put_all", count)
+    arena._remembered.cache_clear()
     layout(lives((5, 0, 3), (4, 1, 2), (6, 2, 2)))
     assert len(tried) == 1, "it has reached the load"
-    layout(lives(*HARD), 1)
+    plan = layout(lives(*HARD), 1)
     assert len(tried) == 1 + 5
+    plan.offsets.clear()
+    assert len(layout(lives(*HARD), 1).offsets) == len(HARD)
+    assert len(tried) == 1 + 5, "it is remembered"
     monkeypatch.setattr(arena, "WORK", 1)
+    arena._remembered.cache_clear()
     layout(lives(*HARD), 1)
     assert len(tried) == 1 + 5 + 1
 
@@ -112,6 +117,7 @@ def test_no_more_orders_are_tried_than_it_takes(monkeypatch):
 def test_nothing_overlaps_and_the_layout_repeats(check, arrays, alignment):
     plan = layout(arrays, alignment)
     check(arrays, plan, alignment)
+    arena._remembered.cache_clear()
     assert layout([life._replace(key=object()) for life in arrays], alignment) == plan
 
 

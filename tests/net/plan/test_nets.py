@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from in_place import given_up
 
 import blobmem
 from blobmem import TEST, TRAIN, SimulatedDevice
@@ -96,12 +97,13 @@ def reckoned(calls, scratch, keep):
         alive, held, fullest = set(), 0, 0
         for each, extra in zip(reversed(calls), reversed(scratch), strict=True):
             used = {operand.view.memory for operand in each.present()} - outside
-            held += sum(sizes[memory] for memory in used - alive)
+            dying = used - alive
+            held += sum(sizes[memory] for memory in dying)
             alive |= used
-            fullest = max(fullest, held + extra)
             whole = {v.memory for v in each.overwrites if v.nbytes == sizes[v.memory]}
             read = {view.memory for view in each.reads}
             dead = (whole - read) & alive
+            fullest = max(fullest, held + extra - sum(sizes[memory] for memory in given_up(each, dying & read, dead)))
             held -= sum(sizes[memory] for memory in dead)
             alive -= dead
         outside |= alive
