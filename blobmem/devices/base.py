@@ -98,6 +98,7 @@ class Device(ABC):
         family: whose ops compute on it (`blobmem.ops.registry.FAMILIES`).
         statistics: what it holds and has done.
         of_thread: what others keep for each thread that uses the device.
+        graphs: whether work can be captured and queued again as one (`capture`).
         faults: where kernels that have not finished when they return put bad values; None where all have.
     """
 
@@ -105,6 +106,7 @@ class Device(ABC):
     is_host: bool = False
     compute: bool = True
     family: str = "host"
+    graphs: bool = False
     faults: Any = None
 
     def __init__(self) -> None:
@@ -200,6 +202,13 @@ class Device(ABC):
     def running(self) -> AbstractContextManager[object]:
         """To be held during a run of ops."""
         return _NOTHING
+
+    def capture(self, queue: Callable[[Any], None]) -> Any:
+        """What `queue` queues on this thread's compute stream, captured instead: a `devices.cuda.graph.Graph`.
+
+        DeviceError where that cannot be.
+        """
+        raise DeviceError(f"{self.name} captures nothing")
 
     def describe(self) -> dict[str, Any]:
         """What the device is, fact by fact, for people: what ends with _bytes is bytes, None is not known."""

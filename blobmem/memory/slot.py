@@ -24,6 +24,10 @@ class Slot(SyncedMemory):
     the writer, the mark `shared` and bytes in another order are the slot's own. While it is alive `trim` of the arena
     keeps its bytes.
 
+    Attributes:
+        place: its bytes in the arena.
+        moved: how far its epoch is beyond the arena's.
+
     BlobmemError for bytes beyond its end, and for an array of the user's in place of its own.
     """
 
@@ -34,7 +38,7 @@ class Slot(SyncedMemory):
         self._size = nbytes
         self._name = name
         self._views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
-        self._moved = 0  # beyond the arena's epoch
+        self.moved = 0
         self.writer: Any = None
         self.watched = False
         self.shared = False
@@ -57,11 +61,11 @@ class Slot(SyncedMemory):
     @property
     def epoch(self) -> int:
         """The arena's, and what else has happened to this slot: a change of that moves no other one's."""
-        return self._arena.epoch + self._moved
+        return self._arena.epoch + self.moved
 
     @epoch.setter
     def epoch(self, value: int) -> None:
-        self._moved = value - self._arena.epoch
+        self.moved = value - self._arena.epoch
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -146,10 +150,10 @@ class Slot(SyncedMemory):
             self._arena.clear(at, nbytes)
 
     def is_cleared_since(self, epoch: int, offset: int, nbytes: int) -> bool:
-        return self._arena.is_cleared_since(epoch - self._moved, self._at(offset, nbytes), nbytes)
+        return self._arena.is_cleared_since(epoch - self.moved, self._at(offset, nbytes), nbytes)
 
     def refill(self, epoch: int, offset: int, nbytes: int) -> bool:
-        return self._arena.refill(epoch - self._moved, self._at(offset, nbytes), nbytes)
+        return self._arena.refill(epoch - self.moved, self._at(offset, nbytes), nbytes)
 
     def fetch(self) -> None:
         self.access(Side.HOST, 0, self.place.nbytes, Intent.READ)

@@ -19,6 +19,7 @@ from blobmem.memory.reordered import extent
 from blobmem.memory.slot import Slot
 from blobmem.memory.synced import shrinks
 from blobmem.memory.workspace import workspace
+from blobmem.net.captured import Captured, pieces
 from blobmem.net.fusion import Group, groups
 from blobmem.net.layouts import channels_last, reordered_of
 from blobmem.ops.call import Call, Operand, begins_sum
@@ -94,7 +95,7 @@ class _Bound:
         self.operand = operand
         self.shape = operand.op_shape
         self.dtype = operand.blob.dtype
-        self.view: Any = None  # the operand's, which `_Step` keeps up to date
+        self.view: Any = None  # the operand's, which `Step` keeps up to date
         self.keeper: Any = None
         self.array: Any = None
         self.epoch = -1
@@ -158,7 +159,7 @@ class Done:
             return False
 
 
-class _Step:
+class Step:
     """A call bound to a device: its op, the side it runs on, its operands and its scratch."""
 
     __slots__ = (
@@ -168,6 +169,7 @@ class _Step:
         "begins",
         "bound",
         "call",
+        "captures",
         "computes",
         "device",
         "done",
@@ -183,6 +185,7 @@ class _Step:
         "side",
         "stream",
         "takes_scratch",
+        "varies",
     )
 
     def __init__(self, call: Call, device: Device, on_host: bool, done: Done) -> None:
@@ -191,6 +194,7 @@ class _Step:
         self.done = done
         self.device = device
         self.computes = device.compute
+        self.varies = False  # whether its attributes are set from outside
         op = None if call.on_host else _find_op(str(call.op), "host" if on_host else device.family)
         on_host = on_host or op is None or op.family != device.family
         self.side = Side.HOST if on_host else Side.DEVICE
@@ -212,6 +216,7 @@ class _Step:
         self.scratch = 0
         self.room: SyncedMemory | None = None  # where it has its scratch, if not in the thread's workspace
         self.takes_scratch = op is not None and op.workspace is not None and op.family != "host"
+        self.captures = self.computes and self.side is _DEVICE and op is not None and op.captures
         self.fn: Callable[..., Any]
         if op is not None:
             specs = [None if b is None else ArraySpec(tuple(b.shape), b.dtype) for b in self.bound]
@@ -230,15 +235,23 @@ class _Step:
 
     def run(self, stream: Stream | None, scratch: SyncedMemory) -> None:
         """Run the call, given this thread's stream and workspace."""
-        if self.once and self._is_done():
+        if self.once and self.is_done():
             return
+        self.prepare(stream, scratch)
+        if self.computes:
+            self.launch()
+        if self.once:
+            self.done.views, self.done.attributes = self._views(), dict(self.attributes)
+
+    def prepare(self, stream: Stream | None, scratch: SyncedMemory) -> None:
+        """Access all that the call uses."""
         if self.side is _HOST:
             stream = None
         # all that follows is asked for every call of every pass: where nothing has changed it has to be quick
         known = moves() == self.moves and stream is self.stream and not memory_package.debug
         fresh = False
         if self.accumulators:
-            fresh = self.begins or (known and self._refill()) or self._is_zero()
+            fresh = self.begins or (known and self.refill()) or self._is_zero()
             self.attributes["accumulate"] = not fresh
         if known:
             for bound in self.order:
@@ -251,44 +264,57 @@ class _Step:
             scratch = self.room or scratch
             used = self.scratch_of
             if not known or used is None or used() is not scratch or scratch.epoch != self.scratch_epoch:
-                self.attributes["ws"] = self._scratch(scratch, stream)
+                self.attributes["ws"] = self.access_scratch(scratch, stream)
                 self.scratch_of, self.scratch_epoch = weakref.ref(scratch), scratch.epoch
-        if self.computes:
-            if self.faults is not None:
-                self.faults.layer = self.call.layer_name
-            try:
-                self.fn(*self.arguments, **self.attributes)
-            except ValueError as error:
-                place = f"layer '{self.call.layer_name}'"
-                # functions of the host (a user's, say) speak for themselves
-                if self.call.on_host or not self.call.layer_name or place in str(error):
-                    raise
-                raise NetError(f"{place}: {error}") from error
-        if self.once:
-            self.done.views, self.done.attributes = self._views(), dict(self.attributes)
+
+    def launch(self, arguments: Sequence[Any] | None = None) -> None:
+        """Queue the call, which was prepared; with arguments in place of its own."""
+        if self.faults is not None:
+            self.faults.layer = self.call.layer_name
+        try:
+            self.fn(*(self.arguments if arguments is None else arguments), **self.attributes)
+        except ValueError as error:
+            place = f"layer '{self.call.layer_name}'"
+            # functions of the host (a user's, say) speak for themselves
+            if self.call.on_host or not self.call.layer_name or place in str(error):
+                raise
+            raise NetError(f"{place}: {error}") from error
 
     def _views(self) -> list[View]:
         return [bound.operand.view for bound in self.order]
 
-    def _is_done(self) -> bool:
+    def is_in_place(self) -> bool:
+        """Whether all it uses is where it was at the last run."""
+        return all(bound.operand.view is bound.view for bound in self.order)
+
+    def is_done(self) -> bool:
         """Whether a `once` call has nothing new to do; if it has, it counts as not done until it ends."""
         if self.done.covers(self._views(), self.attributes):
             return True
         self.done.views = []
         return False
 
-    def _refill(self) -> bool:
+    def refill(self) -> bool:
         """Whether nothing has happened since the last run but that all that is added to was cleared.
 
         It is then overwritten on the device, which an access would find the long way.
         """
+        if not self._is_cleared():
+            return False
+        for bound in self.accumulators:
+            bound.keeper.refill(bound.epoch, bound.view.offset, bound.view.nbytes)
+        return True
+
+    def _is_cleared(self) -> bool:
         for bound in self.accumulators:
             view = bound.view
             if not bound.keeper.is_cleared_since(bound.epoch, view.offset, view.nbytes):
                 return False
-        for bound in self.accumulators:
-            bound.keeper.refill(bound.epoch, bound.view.offset, bound.view.nbytes)
         return True
+
+    def is_fresh(self) -> bool:
+        """Whether all that is added to, where it was at the last run, is known to be zero."""
+        return self._is_cleared() or self._is_zero()
 
     def _is_zero(self) -> bool:
         """Whether all that is added to is known to be zero."""
@@ -313,7 +339,7 @@ class _Step:
         self.arguments = [None if bound is None else bound.array for bound in self.bound]
         self.moves, self.stream = now, stream
 
-    def _scratch(self, memory: SyncedMemory, stream: Stream | None) -> Any:
+    def access_scratch(self, memory: SyncedMemory, stream: Stream | None) -> Any:
         if not self.scratch:
             return self.device.as_array(0, (0,), np.uint8)
         address = memory.access(self.side, 0, self.scratch, Intent.OVERWRITE, stream)
@@ -398,22 +424,23 @@ class Schedule:
         self.images_last = images_last
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
         done, count = {} if done is None else done, Counter[Any]()
-        self._steps: list[_Step] = []
+        self._steps: list[Step] = []
         calls, found = _fusions(self.calls, device, self.side, images_last)
         for call in calls:
             place = (call.layer, call.layer_name, call.op)
             mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()
             count[place] += call.once
-            self._steps.append(_Step(call, device, self.side is Side.HOST, mark))
-        self._fused = {at: (group.stop, _Step(group.call, device, False, Done())) for at, group in found.items()}
+            self._steps.append(Step(call, device, self.side is Side.HOST, mark))
+        self._fused = {at: (group.stop, Step(group.call, device, False, Done())) for at, group in found.items()}
         self._run_of = {position: at for at, group in found.items() for position in range(at, group.stop)}
-        self._programs: dict[tuple[int, int | None], list[_Step]] = {}
+        self._programs: dict[tuple[int, int | None], list[Step]] = {}
+        self._captured: dict[tuple[int, int | None], list[Step | Captured]] = {}
         self._needs = _Constant([])
         self._views: list[View] | None = None
         self._moves = -1  # when these were found
         self._arena: list[Need] = []  # of all that lies in slots
 
-    def _units(self) -> Iterator[tuple[int, int, list[_Step]]]:
+    def _units(self) -> Iterator[tuple[int, int, list[Step]]]:
         """Where what runs at one time begins and ends, and the steps that may run for it."""
         at = 0
         while at < len(self._steps):
@@ -446,7 +473,7 @@ class Schedule:
         wanted = [i for i, call in enumerate(self.calls) if call.layer in layers]
         return (wanted[0], wanted[-1] + 1) if wanted else (0, 0)
 
-    def _program(self, start: int = 0, stop: int | None = None) -> list[_Step]:
+    def _program(self, start: int = 0, stop: int | None = None) -> list[Step]:
         """What runs for these calls: fused steps, where all their calls are among them, and the others' own."""
         program = self._programs.get((start, stop))
         if program is None:
@@ -460,6 +487,12 @@ class Schedule:
                 program.append(step)
                 at = after
         return program
+
+    def _pieces(self, start: int, stop: int | None) -> list[Step | Captured]:
+        found = self._captured.get((start, stop))
+        if found is None:
+            found = self._captured[start, stop] = pieces(self._program(start, stop), self.device)
+        return found
 
     def scratch_bytes(self, start: int = 0, stop: int | None = None) -> int:
         """Bytes of workspace on the side where the device computes."""
@@ -510,16 +543,18 @@ class Schedule:
             if at < calls.start or stop > calls.stop:
                 raise ValueError(f"calls {at} to {stop} run as one, so none of them has attributes of its own")
             step.attributes.update(attributes)
+            step.varies = True
         for index in calls:
             self._steps[index].attributes.update(attributes)
+            self._steps[index].varies = True
 
     def run(self, start: int = 0, stop: int | None = None) -> None:
         """Run the calls; what they need should have been secured."""
         stream, scratch = self.device.compute_stream(), workspace(self.device)
         try:
             with self.device.running():
-                for step in self._program(start, stop):
-                    step.run(stream, scratch)
+                for piece in self._pieces(start, stop):
+                    piece.run(stream, scratch)
         finally:
             if self.device.faults is not None:
                 self.device.faults.layer = ""

@@ -69,6 +69,7 @@ class Op:
     fn: Callable[..., None]
     workspace: Workspace | None = None
     family: str = "host"
+    captures: bool = True
 
     def __call__(self, *operands: Any, **attributes: Any) -> None:
         self.fn(*operands, **attributes)
@@ -85,14 +86,21 @@ class Op:
 def op(fn: Callable[..., None]) -> Callable[..., None]: ...
 @overload
 def op(
-    *, workspace: Workspace | None = None, family: str = "host"
+    *, workspace: Workspace | None = None, family: str = "host", captures: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]: ...
-def op(fn: Callable[..., None] | None = None, *, workspace: Workspace | None = None, family: str = "host") -> Any:
+def op(
+    fn: Callable[..., None] | None = None,
+    *,
+    workspace: Workspace | None = None,
+    family: str = "host",
+    captures: bool = True,
+) -> Any:
     """Register a function as the op of its name, and hand the function back unchanged.
 
     `workspace` maps the call's operands and attributes to bytes (of any family but "host" also a keyword `device`);
     the op then takes a keyword `ws`, a uint8 array of at least that many bytes, aligned to 64, whose contents are
-    undefined. Raises ValueError when the name is taken.
+    undefined. With `captures` what the op queues on a device depends on nothing but its arguments. Raises ValueError
+    when the name is taken.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -101,7 +109,7 @@ def op(fn: Callable[..., None] | None = None, *, workspace: Workspace | None = N
         if name in table and table[name].fn.__module__ != function.__module__:
             other = table[name].fn.__module__
             raise ValueError(f"{family} has two ops named {name!r}: {other} and {function.__module__}; rename one")
-        table[name] = Op(name, function, workspace, family)
+        table[name] = Op(name, function, workspace, family, captures)
         return function
 
     return register if fn is None else register(fn)

@@ -243,9 +243,9 @@ def test_nets_that_take_turns_need_not_look_at_their_arrays_anew(monkeypatch):
     for _ in range(2):
         turn()
     resolved = []
-    original = schedule._Step._resolve
+    original = schedule.Step._resolve
     monkeypatch.setattr(
-        schedule._Step, "_resolve", lambda step, *args: (resolved.append(step.call.layer_name), original(step, *args))
+        schedule.Step, "_resolve", lambda step, *args: (resolved.append(step.call.layer_name), original(step, *args))
     )
     turn()
     # the losses are read on the host, and what is shared with the other net's loss

@@ -35,23 +35,28 @@ class CublasStandIn:
     def gemm_strided_batched(self, itemsize, transpose_a, transpose_b, m, n, k, alpha, a, lda, stride_a, b, ldb,
                              stride_b, beta, c, ldc, stride_c, count):  # fmt: skip
         assert min(m, n, k, count) > 0
-        self._spoil()
-        a_shape, b_shape = (k, m) if transpose_a else (m, k), (n, k) if transpose_b else (k, n)
-        for i in range(count):
-            left = _matrix(itemsize, a + i * stride_a * itemsize, *a_shape, lda)
-            right = _matrix(itemsize, b + i * stride_b * itemsize, *b_shape, ldb)
-            result = _matrix(itemsize, c + i * stride_c * itemsize, m, n, ldc)
-            left, right = (left.T if transpose_a else left), (right.T if transpose_b else right)
-            value = (alpha * (left.astype(np.float64) @ right.astype(np.float64))).astype(_TYPES[itemsize])
-            result[...] = value if beta == 0 else value + _TYPES[itemsize](beta) * result
+        assert self._workspace, "a product before prepare"
+        workspace = self._workspace
+
+        def work():
+            for at in (0, WORKSPACE - _SPOILT):
+                ctypes.memset(workspace + at, 0xFF, _SPOILT)
+            a_shape, b_shape = (k, m) if transpose_a else (m, k), (n, k) if transpose_b else (k, n)
+            for i in range(count):
+                left = _matrix(itemsize, a + i * stride_a * itemsize, *a_shape, lda)
+                right = _matrix(itemsize, b + i * stride_b * itemsize, *b_shape, ldb)
+                result = _matrix(itemsize, c + i * stride_c * itemsize, m, n, ldc)
+                left, right = (left.T if transpose_a else left), (right.T if transpose_b else right)
+                value = (alpha * (left.astype(np.float64) @ right.astype(np.float64))).astype(_TYPES[itemsize])
+                result[...] = value if beta == 0 else value + _TYPES[itemsize](beta) * result
+
+        self.device.do(work)
 
     def scal(self, itemsize, n, alpha, x):
-        _matrix(itemsize, x, n, 1, n)[...] *= alpha
+        def work():
+            _matrix(itemsize, x, n, 1, n)[...] *= alpha
 
-    def _spoil(self):
-        assert self._workspace, "a product before prepare"
-        for at in (0, WORKSPACE - _SPOILT):
-            ctypes.memset(self._workspace + at, 0xFF, _SPOILT)
+        self.device.do(work)
 
 
 def _matrix(itemsize, address, rows, columns, ld):

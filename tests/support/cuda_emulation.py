@@ -124,6 +124,56 @@ class EmulatedLink:
         pass
 
 
+class EmulatedGraph:
+    """Stands for blobmem.devices.cuda.graph.Graph: what was queued while it was made, to be done when it is launched."""
+
+    def __init__(self, device, queue):
+        self.device, self.work, self.launched = device, [], 0
+        device.recording = self.work
+        try:
+            queue(self)
+        finally:
+            device.recording = None
+
+    def launch(self):
+        self.launched += 1
+        for work in self.work:
+            work()
+
+    def varied(self):
+        return EmulatedVaried(self)
+
+
+class EmulatedVaried:
+    """Stands for blobmem.devices.cuda.graph.Varied."""
+
+    def __init__(self, graph):
+        self._graph, self._places, self._next = graph, [], None
+
+    def __getattr__(self, name):
+        return getattr(self._graph.device, name)
+
+    def kernel(self, source, name, dtype):
+        launch = self._graph.device.kernel(source, name, dtype)
+
+        def queue(*arguments):
+            work = self._graph.work
+            if self._next is None:
+                self._places.append(len(work))
+                launch(*arguments)
+                return
+            self._graph.device.recording = []
+            launch(*arguments)
+            (work[self._places[self._next]],) = self._graph.device.recording
+            self._graph.device.recording = None
+            self._next += 1
+
+        return queue
+
+    def again(self):
+        self._next = 0
+
+
 class EmulatedCuda(SimulatedDevice):
     """See the module."""
 
@@ -132,13 +182,14 @@ class EmulatedCuda(SimulatedDevice):
     math = "fp32"
     deterministic = True
     predicts = False
+    graphs = True
     workspace_limit = 64 << 20
 
     def __init__(self, capacity=None, **options):
         super().__init__(capacity, **options)
         self.fault_words = np.zeros(3, np.int64)
         self.faults = Faults(self.fault_words, self.fault_words.ctypes.data, lambda: None)
-        self.launches = []
+        self.launches, self.captured, self._of_thread = [], [], threading.local()
         self._scratch = range(0)
         self._link = EmulatedLink(self)
 
@@ -162,10 +213,30 @@ class EmulatedCuda(SimulatedDevice):
 
     def copy_bytes(self, target, source, nbytes):
         assert target + nbytes <= source or source + nbytes <= target
-        ctypes.memmove(target, source, nbytes)
+        self.do(lambda: ctypes.memmove(target, source, nbytes))
 
     def set_bytes(self, target, value, nbytes):
-        ctypes.memset(target, value, nbytes)
+        self.do(lambda: ctypes.memset(target, value, nbytes))
+
+    @property
+    def recording(self):
+        """Where this thread puts work down while it makes a graph."""
+        return getattr(self._of_thread, "recording", None)
+
+    @recording.setter
+    def recording(self, work):
+        self._of_thread.recording = work
+
+    def capture(self, queue):
+        self.captured.append(EmulatedGraph(self, queue))
+        return self.captured[-1]
+
+    def do(self, work):
+        """Do some work on the device's memory, or put it down for later while a graph is made."""
+        if self.recording is None:
+            work()
+        else:
+            self.recording.append(work)
 
     def kernel(self, source, name, dtype):
         signature = sources.signatures(source)[name]
@@ -175,14 +246,18 @@ class EmulatedCuda(SimulatedDevice):
 
         def launch(grid, block, arguments):
             assert all(0 < dim < 65536 for dim in (*grid[1:], 1)) and grid[0] < 2**31, grid
-            self.launches.append(name)
             packed = ctypes.create_string_buffer(packer.pack(*signature.flat(arguments)), packer.size + 64)
             block = block if isinstance(block, tuple) else (block,)
             shape = (ctypes.c_uint * 3)(*grid, *[1] * (3 - len(grid)))
             threads = (ctypes.c_uint * 3)(*block, *[1] * (3 - len(block)))
-            with _lock:
-                result = run(shape, threads, packed)
-            assert result == 0, f"kernel {name}: " + {1: "threads wait for each other", 2: "too many threads"}[result]
+
+            def work():
+                self.launches.append(name)
+                with _lock:
+                    result = run(shape, threads, packed)
+                assert result == 0, f"kernel {name}: " + ["", "threads wait for each other", "too many threads"][result]
+
+            self.do(work)
 
         return launch
 

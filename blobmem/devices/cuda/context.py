@@ -290,6 +290,15 @@ class Launcher:
         self._extra = words, size
         self._plain = ctypes.addressof(words)
 
+    def parameters(self, grid: tuple[int, ...], block: int | tuple[int, ...], arguments: Sequence[Any]) -> Any:
+        """The same launch as a node of a graph has it, until the next one."""
+        self._pack(self._buffer, 0, *self._flat(arguments))
+        result = bindings().CUDA_KERNEL_NODE_PARAMS()
+        result.func, result.extra = self._function, self._plain
+        result.gridDimX, result.gridDimY, result.gridDimZ = (*grid, 1, 1)[:3]
+        result.blockDimX, result.blockDimY, result.blockDimZ = (*np.atleast_1d(block).tolist(), 1, 1)[:3]
+        return result
+
     def __call__(self, grid: tuple[int, ...], block: int | tuple[int, ...], arguments: Sequence[Any]) -> None:
         self._pack(self._buffer, 0, *self._flat(arguments))
         gx, gy, gz = grid if len(grid) == 3 else (*grid, 1, 1)[:3]

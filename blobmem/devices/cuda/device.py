@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.devices.cuda.calls import bindings, check, failure
 from blobmem.devices.cuda.context import Context, CudaStream, Launcher
 from blobmem.devices.cuda.driver import NoRoom, Overrun, PlainMemory, make_space
+from blobmem.devices.cuda.graph import Graph
 from blobmem.devices.cuda.link import Link
 from blobmem.devices.cuda.turns import Turns
 from blobmem.errors import DeviceError
@@ -29,6 +31,7 @@ class CudaDevice(Device):
         reserve: bytes to leave free for others.
         math: "fp32", or "tf32" for products and convolutions of float32 whose factors are rounded to 10 bits.
         deterministic: only use algorithms whose result is the same in every run.
+        graphs: capture what nets run again and again; None is what BLOBMEM_CUDA_GRAPHS says, 1 unless it is 0.
         red_zones: for debugging: give every memory its own allocation between guard bytes, which freeing it and
             `synchronize` look at; growth then moves. "before" keeps none after it: checkers of the driver's allocations
             then see every byte that is read or written beyond.
@@ -47,6 +50,7 @@ class CudaDevice(Device):
         reserve: int = 0,
         math: str = "fp32",
         deterministic: bool = False,
+        graphs: bool | None = None,
         red_zones: bool | str = False,
     ) -> None:
         super().__init__()
@@ -57,6 +61,7 @@ class CudaDevice(Device):
         self.name = f"cuda:{ordinal}"
         self.limit, self.reserve = limit, reserve
         self.math, self.deterministic = math, deterministic
+        self.graphs = os.environ.get("BLOBMEM_CUDA_GRAPHS", "1") != "0" if graphs is None else graphs
         self.model = self.context.name
         self.faults = self.context.faults
         self._space = make_space(ordinal, self.context.bind, red_zones)
@@ -271,6 +276,11 @@ class CudaDevice(Device):
         code = bindings().cuMemsetD8Async(target, value, nbytes, self.context.compute_stream().native)[0]
         if code:
             raise failure(code, f"setting {nbytes} bytes")
+
+    def capture(self, queue: Callable[[Graph], None]) -> Graph:
+        """What `queue` queues on the thread's stream, captured instead. DeviceError where that cannot be."""
+        self.context.bind()
+        return Graph(self, queue)
 
     def kernel(self, source: str, name: str, dtype: np.dtype) -> Launcher:
         """The kernel of that name in a source, with T = dtype, for this thread."""

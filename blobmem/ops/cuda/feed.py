@@ -43,7 +43,7 @@ class Taken(Protocol):
         """The unit, or the batch that has no bytes, is on its way, and its memory free from the event on."""
 
 
-@op(family="cuda")
+@op(family="cuda", captures=False)
 def feed_images(packed: CudaArray, mean: CudaArray | None, data: CudaArray, labels: CudaArray | None, *,
                 take: Callable[[Any], Taken], places: Sequence[int], scale: float) -> None:  # fmt: skip
     """The next batch, `take(device)`, through `packed` into data (items, channels, height, width) and labels (items,).

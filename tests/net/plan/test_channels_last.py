@@ -79,11 +79,11 @@ def test_what_is_read_was_turned_over_or_is_refused():
 
 def resolved_in(net, monkeypatch):
     """How many steps have to look again at their arrays in an iteration."""
-    found, real = [], schedule._Step._resolve
+    found, real = [], schedule.Step._resolve
     net.clear_param_diffs()
     with monkeypatch.context() as patch:
         patch.setattr(blobmem.memory, "debug", False)  # which has all looked at each time
-        patch.setattr(schedule._Step, "_resolve", lambda step, *rest: (found.append(step), real(step, *rest)))
+        patch.setattr(schedule.Step, "_resolve", lambda step, *rest: (found.append(step), real(step, *rest)))
         net.run_forward()
         net.run_backward()
     return len(found)

@@ -591,8 +591,8 @@ def test_what_the_models_hold_is_what_is_pinned_and_the_arena(monkeypatch, name)
     batches = [blob.data_view for net in (nets.train, *nets.tests) for blob in net.nodes[0].top]  # made on the host
     assert pinned < 1.01 * sum(view.nbytes for view in views + batches)
     monkeypatch.setattr(blobmem.memory, "debug", False)  # which has all looked at each time
-    resolved, real = [], schedule._Step._resolve
-    monkeypatch.setattr(schedule._Step, "_resolve", lambda step, *rest: (resolved.append(step), real(step, *rest)))
+    resolved, real = [], schedule.Step._resolve
+    monkeypatch.setattr(schedule.Step, "_resolve", lambda step, *rest: (resolved.append(step), real(step, *rest)))
     iterate_all(nets)
     assert held(device) == device.statistics.peak_bytes == pinned + predicted[arena] and len(resolved) > 20
     before = device.statistics.snapshot()
@@ -826,7 +826,7 @@ def test_nets_whose_shapes_depend_on_values_keep_all(device, caplog):
 
 def test_a_pass_that_fails_leaves_no_numbers(monkeypatch, device):
     net = chain(device, "train")
-    real = schedule._Step.run
+    real = schedule.Step.run
     with monkeypatch.context() as patch:
 
         def fail(step, *arguments):
@@ -834,7 +834,7 @@ def test_a_pass_that_fails_leaves_no_numbers(monkeypatch, device):
                 raise OSError("gone")
             real(step, *arguments)
 
-        patch.setattr(schedule._Step, "run", fail)
+        patch.setattr(schedule.Step, "run", fail)
         with pytest.raises(OSError):
             net.run_forward()
     for name in ("act1", "act2", "ip4"):

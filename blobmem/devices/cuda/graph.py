@@ -1,0 +1,106 @@
+"""Work of one stream, captured as a CUDA graph: queued again by one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blobmem.devices.cuda.calls import bindings, check, failure
+
+if TYPE_CHECKING:
+    from blobmem.devices.cuda.device import CudaDevice
+
+
+class Graph:
+    """What `queue` queues on this thread's compute stream, captured and not run.
+
+    It keeps addresses: whatever memory it uses has to be where it was when it is launched. DeviceError if something
+    that was queued cannot be captured; nothing has then been run.
+    """
+
+    def __init__(self, device: CudaDevice, queue: Callable[[Graph], None]) -> None:
+        self._device = device
+        driver, stream = bindings(), device.compute_stream().native
+        # relaxed: threads that read data lock pages and copy meanwhile
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        check(driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
+        try:
+            queue(self)
+        except BaseException:
+            driver.cuStreamEndCapture(stream)  # it may have been ended by what failed
+            raise
+        self._graph = check(driver.cuStreamEndCapture(stream), "cuStreamEndCapture")
+        self._native = check(driver.cuGraphInstantiate(self._graph, 0), "cuGraphInstantiate")
+
+    def launch(self) -> None:
+        """Queue it on this thread's compute stream."""
+        code = bindings().cuGraphLaunch(self._native, self._device.compute_stream().native)[0]
+        if code:
+            raise failure(code, "launching a graph")
+
+    def varied(self) -> Varied:
+        """Stands for the device to work whose numbers will be others at later launches."""
+        return Varied(self, self._device)
+
+    def last_node(self) -> Any:
+        """What was captured last."""
+        found = check(bindings().cuStreamGetCaptureInfo(self._device.compute_stream().native), "cuStreamGetCaptureInfo")
+        return found[3][-1]
+
+    def set_node(self, node: Any, parameters: Any) -> None:
+        """Let a kernel have other arguments, from the next launch on."""
+        code = bindings().cuGraphExecKernelNodeSetParams(self._native, node, parameters)[0]
+        if code:
+            raise failure(code, "changing a kernel of a graph")
+
+    def write_dot(self, path: str) -> None:
+        """Write it as a DOT file."""
+        flags = bindings().CUgraphDebugDot_flags.CU_GRAPH_DEBUG_DOT_FLAGS_KERNEL_NODE_PARAMS
+        check(bindings().cuGraphDebugDotPrint(self._graph, path.encode(), flags), "cuGraphDebugDotPrint")
+
+    def __del__(self) -> None:
+        if not hasattr(self, "_native"):
+            return
+        device, natives = self._device, (self._native, self._graph)
+
+        def destroy() -> None:  # what is still running ends first
+            device.context.bind()
+            bindings().cuGraphExecDestroy(natives[0])
+            bindings().cuGraphDestroy(natives[1])
+
+        device.when_idle(destroy)
+
+
+class Varied:
+    """A device to the ops of one step of a graph: captures their kernels, then changes these kernels' arguments.
+
+    The step queues the same kernels each time.
+    """
+
+    def __init__(self, graph: Graph, device: CudaDevice) -> None:
+        self._graph, self._device = graph, device
+        self._nodes: list[Any] = []
+        self._next: int | None = None  # while it is captured
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def kernel(self, source: str, name: str, dtype: np.dtype) -> Callable[..., None]:
+        """As CudaDevice's."""
+        launcher = self._device.kernel(source, name, dtype)
+
+        def launch(grid: tuple[int, ...], block: int | tuple[int, ...], arguments: Sequence[Any]) -> None:
+            if self._next is None:
+                launcher(grid, block, arguments)
+                self._nodes.append(self._graph.last_node())
+            else:
+                self._graph.set_node(self._nodes[self._next], launcher.parameters(grid, block, arguments))
+                self._next += 1
+
+        return launch
+
+    def again(self) -> None:
+        """What is queued from now on changes what was captured, from the first kernel on."""
+        self._next = 0

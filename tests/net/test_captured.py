@@ -1,0 +1,177 @@
+"""Steps that run as one captured graph do what they do one by one."""
+
+import numpy as np
+import pytest
+from cuda_devices import EMULATED, EXACT_GPU
+
+import blobmem
+from blobmem import TEST, TRAIN
+from blobmem.net.captured import Captured
+
+NET = """
+name: "net"
+layer { name: "data" type: "Input" top: "data" top: "label"
+  input_param { shape { dim: 4 dim: 2 dim: 6 dim: 6 } shape { dim: 4 } } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 3 kernel_size: 3 weight_filler { type: "xavier" } } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "norm" type: "LRN" bottom: "conv" top: "norm" }
+layer { name: "drop" type: "Dropout" bottom: "norm" top: "drop" dropout_param { dropout_ratio: 0.4 } }
+layer { name: "fc" type: "InnerProduct" bottom: "drop" top: "fc"
+  inner_product_param { num_output: 5 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }
+"""
+
+DEVICES = pytest.mark.parametrize("make", [EMULATED, EXACT_GPU])
+
+
+def solver(device, **options):
+    param = blobmem.proto.caffe_pb2.SolverParameter(
+        base_lr=0.1, momentum=0.9, weight_decay=1e-3, lr_policy="step", gamma=0.5, random_seed=3
+    )
+    param.stepsize = 3
+    param.net_param.CopyFrom(blobmem.proto.text.read_net(NET))
+    return blobmem.get_solver(param, device=device, **options)
+
+
+def fill(net, seed):
+    rng = np.random.default_rng(seed)
+    net.blobs["data"].data[...] = rng.normal(size=net.blobs["data"].shape)
+    net.blobs["label"].data[...] = rng.integers(0, 5, net.blobs["label"].shape)
+
+
+def captured(net):
+    """Whether the pieces that run of each direction are graphs by now."""
+    return [
+        [piece._graph is not None for pieces in found for piece in pieces if isinstance(piece, Captured)]
+        for found in (schedule._captured.values() for schedule in net.compiled())
+    ]
+
+
+def state(net):
+    return [blob.cpu_data().copy() for blobs in net.params.values() for blob in blobs]
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def both(make, **options):
+    """A solver that captures, and its twin that does not."""
+    twin = make()
+    twin.graphs = False
+    return solver(make(), **options), solver(twin, **options)
+
+
+@DEVICES
+@pytest.mark.parametrize("memory", ["keep", "train"])
+def test_training_is_the_same(make, memory):
+    one, other = both(make, memory=memory)
+    for step in range(9):  # rates change at 3 and 6, dropout's draws in each
+        losses = []
+        for each in (one, other):
+            fill(each.net, step)
+            each.step(1)
+            losses.append(float(each.net.blobs["loss"].cpu_data()))
+        assert losses[0] == losses[1] and same(state(one.net), state(other.net)), step
+    forward, backward = captured(one.net)
+    assert forward == [True] and all(backward) and len(backward) >= 1 and captured(other.net) == [[], []]
+
+
+@DEVICES
+def test_what_is_written_and_read_between_replays(make):
+    one, other = both(make)
+    for step in range(12):
+        results = []
+        for each in (one, other):
+            net = each.net
+            if step % 2:
+                fill(net, step)
+            net.clear_param_diffs()
+            net.run_forward()
+            if step == 6:
+                net.blobs["norm"].data[...] *= 2  # which a part of the net goes on from
+                net.run_forward(net.layer_names.index("drop"))
+            if step == 7:
+                net.params["conv"][0].data[...] += 0.5
+            if step != 8:  # its gradients are then added to
+                net.run_backward()
+            if step == 9:
+                net.run_backward()
+            results.append([*state(net), net.blobs["conv"].cpu_data().copy()])
+            results[-1] += [blob.cpu_diff().copy() for blobs in net.params.values() for blob in blobs]
+        assert same(*results), step
+
+
+@DEVICES
+def test_reshaping_captures_anew_and_other_nets_do_not(make):
+    one, other = both(make)
+    for step, batch in enumerate([4] * 4 + [2] * 4 + [7] * 4 + [4] * 4):
+        for each in (one, other):
+            net = each.net
+            net.blobs["data"].reshape(batch, 2, 6, 6)
+            net.blobs["label"].reshape(batch)
+            fill(net, step)
+            each.step(1)
+        assert same(state(one.net), state(other.net)), step
+        beside = blobmem.Net(blobmem.proto.text.read_net(NET), TEST, device=one.net.device, seed=step)
+        fill(beside, step)
+        beside.run_forward()
+        assert captured(one.net) == [[step % 4 >= 2]] * 2
+
+
+@DEVICES
+def test_a_layer_of_the_host_divides_what_is_captured(make):
+    class Twice(blobmem.Layer if hasattr(blobmem, "Layer") else object):
+        def setup(self, bottom, top): ...
+
+        def reshape(self, bottom, top):
+            top[0].reshape(*bottom[0].data.shape)
+
+        def forward(self, bottom, top):
+            top[0].data[...] = 2 * bottom[0].data
+
+        def backward(self, top, propagate_down, bottom):
+            bottom[0].diff[...] = 2 * top[0].diff
+
+    import sys
+    import types
+
+    module = types.ModuleType("captured_twice")
+    module.Twice = Twice
+    sys.modules["captured_twice"] = module
+    text = NET.replace('bottom: "norm" top: "drop"', 'bottom: "twice" top: "drop"') + (
+        'layer { name: "twice" type: "Python" bottom: "norm" top: "twice" '
+        'python_param { module: "captured_twice" layer: "Twice" } }'
+    )
+    layers = blobmem.proto.text.read_net(text)
+    order = [*layers.layer[:4], layers.layer[-1], *layers.layer[4:-1]]
+    param = blobmem.proto.caffe_pb2.NetParameter(name="net")
+    param.layer.extend(order)
+    device, twin = make(), make()
+    twin.graphs = False
+    nets = [blobmem.Net(param, TRAIN, device=each, seed=5) for each in (device, twin)]
+    for step in range(5):
+        for net in nets:
+            fill(net, step)
+            net.clear_param_diffs()
+            net.run_forward()
+            net.run_backward()
+        one, other = ([blob.cpu_diff().copy() for blobs in net.params.values() for blob in blobs] for net in nets)
+        assert same(one, other)
+
+
+@DEVICES
+def test_what_cannot_be_captured_runs_without(make, monkeypatch, caplog):
+    one, other = both(make)
+
+    def refuse(queue):
+        raise RuntimeError("not today")
+
+    monkeypatch.setattr(one.net.device, "capture", refuse, raising=False)
+    for step in range(5):
+        for each in (one, other):
+            fill(each.net, step)
+            each.step(1)
+        assert same(state(one.net), state(other.net)), step
+    assert "layer 'conv' cannot be captured in a CUDA graph" in caplog.text
