@@ -131,7 +131,7 @@ def test_a_second_interrupt_ends_at_once(blobmem, tiny, monkeypatch):
     interrupt(monkeypatch, 4, 2)
     before = signal.getsignal(signal.SIGINT)
     result = blobmem("train", "--solver", tiny.solver)
-    assert result.code == 130 and "interrupted after iteration 4; no snapshot was written" in result.err
+    assert result.code == 130 and "interrupted after iteration 5; no snapshot was written" in result.err
     assert signal.getsignal(signal.SIGINT) is before
 
 
