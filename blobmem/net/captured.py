@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blobmem import memory as memory_package
 from blobmem.devices import Device, Stream
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.memory import Intent, SyncedMemory
+from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import moves
 from blobmem.memory.slot import Slot
+from blobmem.ops.call import Operand
 from blobmem.ops.host.random import Draws
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("blobmem")
 
 LEAST = 4  # steps, of which fewer are as quick to queue one by one
-_RUNS = 2  # before a capture: the first of them may load and allocate
+_RUNS = 1  # before a capture: it may load and allocate
 _MOST_RUNS = 64  # before another one, where captured steps do not stay good
 
 
@@ -42,18 +43,35 @@ def pieces(program: Sequence[Step], device: Device) -> list[Step | Captured]:
 
 def _runs(program: Iterable[Step]) -> Iterable[list[Step]]:
     run: list[Step] = []
-    forms: dict[SyncedMemory, Any] = {}  # how the steps of a run have each memory
+    seen: dict[SyncedMemory, _Lying] = {}
     for step in program:
-        used = {bound.operand.view.memory: bound.operand.form for bound in step.order}
-        # accesses for a run come before it: none may bring an array into another order than an earlier step leaves it
-        turns = any(forms.get(memory, form) != form for memory, form in used.items())
+        turns = any(not seen[view.memory].allows(operand) for operand, view in _uses(step) if view.memory in seen)
         if run and (turns or not step.captures or not run[-1].captures):
             yield run
-            run, forms = [], {}
+            run, seen = [], {}
         run.append(step)
-        forms |= used
+        for operand, view in _uses(step):
+            seen.setdefault(view.memory, _Lying(operand.form, set())).places.add((view.offset, view.nbytes))
     if run:
         yield run
+
+
+def _uses(step: Step) -> list[tuple[Operand, View]]:
+    return [(bound.operand, bound.operand.view) for bound in step.order]
+
+
+class _Lying(NamedTuple):
+    """How the steps of a run have a memory: in which order, and which of its bytes."""
+
+    form: Any
+    places: set[tuple[int, int]]
+
+    def allows(self, operand: Operand) -> bool:
+        """Whether another access turns nothing: accesses for a run come before it, so that none may bring an array into
+        another order than an earlier step leaves or finds it."""
+        view = operand.view
+        apart = operand.form is None or operand.intent is Intent.OVERWRITE
+        return operand.form == self.form and (apart or (view.offset, view.nbytes) in self.places)
 
 
 class Captured:

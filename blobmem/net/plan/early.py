@@ -21,6 +21,10 @@ SHARE = 16
 GPU, so that there are at most this many for each pair of multipliers, and one more. Of the nets in `models/` updates
 one by one would need 0 to 2 MiB less, an eighth 0 to 13 MiB more."""
 
+FIRST = 4
+"""In the first such part of backward's calls there is no update: a solver waits for the loss before the first one, and
+a GPU needs work meanwhile."""
+
 
 def update_early(backward: Sequence[Call], updates: Sequence[Call], joints: Sequence[int]) -> list[Call]:
     """The calls of a whole backward pass, with a solver's updates put in.
@@ -68,7 +72,8 @@ def update_early(backward: Sequence[Call], updates: Sequence[Call], joints: Sequ
     pending: list[int] = []
     for at in joints:
         pending += ready[at]
-        if at == end or (ready[at] and sum(sizes[index] for index in pending) * SHARE >= sum(sizes)):
+        due = at * FIRST >= end and sum(sizes[index] for index in pending) * SHARE >= sum(sizes)
+        if at == end or (pending and due):
             put[at] += [updates[index] for index in sorted(pending)]
             pending = []
     result: list[Call] = []

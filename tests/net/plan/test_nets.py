@@ -156,8 +156,8 @@ def test_plan_over_lower_bound(monkeypatch, check, largest_load, name, phase, up
 
 
 LEAST = {
-    "caffenet": 0.64, "vgg16": 0.66, "googlenet": 0.84, "squeezenet": 0.66, "resnet50": 0.61, "inception_v3": 0.56,
-    "resnet1001": 0.51, "densenet264": 0.51,
+    "caffenet": 0.64, "vgg16": 0.66, "googlenet": 0.84, "squeezenet": 0.66, "resnet50": 0.65, "inception_v3": 0.6,
+    "resnet1001": 0.58, "densenet264": 0.61,
 }  # fmt: skip
 """What becomes of the largest load, at most; others stay as they are."""
 
