@@ -102,6 +102,7 @@ CASES = {
     "clip_backward": ([X, X, Out(*X)], {"low": -0.5, "high": 0.8}),
     "concat_forward": ([(3, 4, 5), (3, 0, 5), (3, 6, 5), Out(3, 10, 5)], {"axis": 1}),
     "concat_backward": ([(3, 10, 5), Out(3, 6, 5)], {"axis": 1, "offset": 4}),
+    "take_items": ([(7, 5, 3), Out(4, 5, 3)], {"first": 2}),
     "contrastive_loss_forward": ([(40, 70), (40, 70), labels(40), Out()], {"margin": 9.0, "legacy": False}),
     "contrastive_loss_backward": ([(40, 70), (40, 70), labels(40), (), Out(40, 70)], {"margin": 9.0, "legacy": False}),
     "conv_forward": ([CX, CW, (8,), Out(*CY)], CONV),
