@@ -175,7 +175,10 @@ def _choose(
     whole: bool,
     turned: Mapping[SyncedMemory, int],
 ) -> tuple[int, int] | None:
-    """The number of parts, and the first call after them; None if it is not worth it."""
+    """The number of parts, and the first call after them; None if it is not worth it.
+
+    What is held is within a few MiB of what a plan holds without scratch, but for arrays that cross in both orders.
+    """
     begin, limit, items = stretch
     used = {view.memory for each in calls for view in _views(each)}
     found = lifetimes([[each] for each in calls], keep=used - free)
