@@ -315,7 +315,7 @@ class Net(Access, Placement):
             forward = self._parts.calls
         schedules = (
             Schedule(forward, self.device, done=self._done[0], images_last=self._images_last),
-            Schedule(backward, self.device, done=self._done[1], images_last=self._images_last),
+            Schedule(backward, self.device, done=self._done[1], images_last=self._images_last, before=forward),
         )
         self._spans = {}
         if self._arena is not None:
@@ -331,7 +331,8 @@ class Net(Access, Placement):
         lying = halves(self, ())
         keeps = self._arena is None
         free = ({*lying} if keeps else unseen(lying)) - {*self.read_after()}
-        return in_parts(forward, table(self.device.family), free, whole=keeps)
+        ops = table(self.device.family)
+        return in_parts(forward, ops, free, whole=keeps, images_last=bool(self._images_last))
 
     def _miss_absent(self) -> None:
         """Say of arrays that are never whole why they cannot be read."""

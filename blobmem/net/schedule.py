@@ -115,16 +115,24 @@ class _Bound:
         if getattr(self.array, "address", None) != address:
             self.array = device.as_array(address, self.shape, self.dtype)
 
-    def need(self, side: Side) -> Need:
-        """What it takes of a memory."""
+    def needs(self, side: Side) -> Iterator[Need]:
+        """What it takes of memories."""
         view = self.operand.view
-        return Need(view.memory, side, view.offset + view.nbytes)
+        yield Need(view.memory, side, view.offset + view.nbytes)
 
 
 class _BoundLast(_Bound):
-    """An operand that is kept channels last."""
+    """An operand that is kept channels last.
 
-    __slots__ = ()
+    Attributes:
+        is_given: no call writes it, so that it comes in the usual order, which is then on the device too.
+    """
+
+    __slots__ = ("is_given",)
+
+    def __init__(self, operand: Operand) -> None:
+        super().__init__(operand)
+        self.is_given = False
 
     def resolve(self, side: Side, device: Device, intent: Intent, stream: Stream | None) -> None:
         view = self.view
@@ -135,9 +143,11 @@ class _BoundLast(_Bound):
             self._be_at(device, address)
         self.keeper, self.epoch = reordered.array, reordered.epoch
 
-    def need(self, side: Side) -> Need:
+    def needs(self, side: Side) -> Iterator[Need]:
         view = self.operand.view
-        return Need(reordered_of(view.memory).array, side, extent(view, self.operand.intent))
+        yield Need(reordered_of(view.memory).array, side, extent(view, self.operand.intent))
+        if self.is_given:
+            yield from super().needs(side)
 
 
 class Done:
@@ -231,7 +241,7 @@ class Step:
 
     def needs(self) -> Iterable[Need]:
         for bound in self.order:
-            yield bound.need(self.side)
+            yield from bound.needs(self.side)
 
     def run(self, stream: Stream | None, scratch: SyncedMemory) -> None:
         """Run the call, given this thread's stream and workspace."""
@@ -408,7 +418,7 @@ class Schedule:
 
     `done` is what `once` calls remember; schedules of one net that follow each other hand it on, so that none of them
     does again, over what a script may have written since, what an earlier one has done. `images_last` keeps images
-    channels last (`layouts`).
+    channels last (`layouts`). `before` are calls that run before these and fill arrays for them.
     """
 
     def __init__(
@@ -418,6 +428,7 @@ class Schedule:
         on_host: bool = False,
         done: dict[Any, Done] | None = None,
         images_last: bool = False,
+        before: Sequence[Call] = (),
     ) -> None:
         self.calls = list(calls)
         self.device = device
@@ -432,6 +443,10 @@ class Schedule:
             count[place] += call.once
             self._steps.append(Step(call, device, self.side is Side.HOST, mark))
         self._fused = {at: (group.stop, Step(group.call, device, False, Done())) for at, group in found.items()}
+        written = {view.memory for call in (*before, *calls) for view in call.writes} if images_last else set()
+        for bound in (bound for _, _, steps in self._units() for step in steps for bound in step.order):
+            if isinstance(bound, _BoundLast):
+                bound.is_given = bound.operand.memory not in written
         self._run_of = {position: at for at, group in found.items() for position in range(at, group.stop)}
         self._programs: dict[tuple[int, int | None], list[Step]] = {}
         self._captured: dict[tuple[int, int | None], list[Step | Captured]] = {}

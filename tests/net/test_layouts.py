@@ -6,6 +6,7 @@ from cuda_devices import needs_compiler
 from cuda_emulation import EmulatedCuda
 
 from blobmem import TEST, TRAIN, Net, devices
+from blobmem.memory import Side
 from blobmem.net import layouts, schedule
 from blobmem.ops.cuda import conv
 
@@ -330,6 +331,20 @@ def test_images_lie_channels_last_and_nothing_else_is_held_for_them():
     epochs = {name: blob.data_view.memory.epoch for name, blob in net.blobs.items()}
     net.run_forward()
     assert epochs["conv1"] == net.blobs["conv1"].data_view.memory.epoch
+
+
+def test_a_given_array_is_held_as_it_came_too():
+    net = made(True)
+    predicted = {}
+    for memory, side, nbytes in net.needs(backward=True):
+        if side is Side.DEVICE:
+            predicted[memory] = max(predicted.get(memory, 0), nbytes)
+    net.clear_param_diffs()
+    net.run_forward()
+    net.run_backward()
+    held = dict(net.device.holders())
+    assert held["data"] == held["data (channels last)"] == net.blobs["data"].nbytes
+    assert net.device.statistics.bytes_held == sum(predicted.values())
 
 
 def test_another_batch_size_and_back(plain):

@@ -8,7 +8,8 @@ An op may choose another algorithm for fewer items, so that results are the same
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterator, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +17,16 @@ import numpy as np
 from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
+from blobmem.net.layouts import channels_last
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.ops.call import Call, Operand, call, overwrite, read
 
 MOST_PARTS, FEWEST_ITEMS = 16, 8
 """Of more parts, or of fewer items in each, a GPU's kernels get too small to fill it."""
 _WORTH, _LITTLE = 0.1, 64 << 20  # of what the net holds, and in bytes: to save less than either is not worth the time
-_NEAR = 1 / 12  # of what arrays take otherwise, more than the least, for fewer parts and an earlier end: they cost time
+_ENOUGH = 0.55  # of what the net holds: there are no more parts for less, as they cost time
+_NEAR = 1 / 12  # of what arrays take otherwise, more than the least, that fewer parts may take where none is enough
+_STEP = 1 / 50  # of what the net holds, that an earlier end may take more, and each end must save that is later
 
 _EACH = frozenset({
     "relu_forward", "sigmoid_forward", "tanh_forward", "elu_forward", "power_forward", "exp_forward", "log_forward",
@@ -68,7 +72,13 @@ class Parts(NamedTuple):
         return first <= end and begin <= last and not (first <= begin and end <= last)
 
 
-def in_parts(calls: Sequence[Call], ops: Container[Any], free: Set[SyncedMemory], whole: bool = False) -> Parts | None:
+def in_parts(
+    calls: Sequence[Call],
+    ops: Container[Any],
+    free: Set[SyncedMemory],
+    whole: bool = False,
+    images_last: bool = False,
+) -> Parts | None:
     """The calls of a pass forward with a leading stretch in parts, if that makes what the net holds much smaller.
 
     How many parts, from 2 to 16 equal ones, and where the stretch ends, is a function of sizes alone: what an arena
@@ -79,15 +89,28 @@ def in_parts(calls: Sequence[Call], ops: Container[Any], free: Set[SyncedMemory]
         ops: those of the device; calls of others run on the host, and are not divided.
         free: memories that nobody reads but these calls.
         whole: all arrays stay whole nevertheless, and parts are slices of them.
+        images_last: they will run with images channels last.
     """
     stretch = _stretch(calls, ops)
     if stretch is None:
         return None
-    choice = _choose(calls, stretch, free, whole)
+    turned = _turned(calls) if images_last else {}
+    choice = _choose(calls, stretch, free, whole, turned)
     if choice is None:
         return None
     count, end = choice
-    return _divided(calls, range(stretch.begin, end), count, frozenset() if whole else free)
+    return _divided(calls, range(stretch.begin, end), count, frozenset() if whole else free, turned)
+
+
+def _turned(calls: Sequence[Call]) -> dict[SyncedMemory, int]:
+    """The bytes of what nobody here writes, and calls read channels last: a copy, which is made for them.
+
+    Of such an array each part takes a copy of its own: the schedule's would have one part's at a time, and be made when
+    a call is prepared, which for calls of a graph is before any of them runs.
+    """
+    written = {view.memory for each in calls for view in each.writes}
+    last = (operand for each in channels_last(calls) for operand in each.present() if operand.form is not None)
+    return {operand.memory: operand.view.nbytes for operand in last if operand.memory not in written}
 
 
 class _Stretch(NamedTuple):
@@ -145,34 +168,52 @@ def _is_of(operand: Operand, items: int) -> bool:
 # -------------------------------------------------------------------- how many parts, and how far
 
 
-def _choose(calls: Sequence[Call], stretch: _Stretch, free: Set[SyncedMemory], whole: bool) -> tuple[int, int] | None:
-    """The number of parts, and the first call after them; None if it is not worth it."""
+def _choose(
+    calls: Sequence[Call],
+    stretch: _Stretch,
+    free: Set[SyncedMemory],
+    whole: bool,
+    turned: Mapping[SyncedMemory, int],
+) -> tuple[int, int] | None:
+    """The number of parts, and the first call after them; None if it is not worth it.
+
+    What is held is within a few MiB of what a plan holds without scratch, but for arrays that cross in both orders.
+    """
     begin, limit, items = stretch
     used = {view.memory for each in calls for view in _views(each)}
     found = lifetimes([[each] for each in calls], keep=used - free)
     outside = sum(found.pinned.values())
     first, last, size = np.array([[x.first, x.last, x.nbytes] for x in found.arena] or np.empty((0, 3)), np.int64).T
     loads = _loads(first, last, size, len(calls))
-    ends = _ends(calls, begin, limit)
     counts = [n for n in range(2, MOST_PARTS + 1) if items % n == 0 and items // n >= FEWEST_ITEMS]
-    extra = {count: _copies_and_misfits(calls, stretch, count, free, whole) for count in counts}
+    extra = {count: _copies_and_misfits(calls, stretch, count, free, whole, turned) for count in counts}
     held: list[tuple[float, int, int]] = []
-    for end in ends:
+    for end in _ends(calls, begin, limit):
         over = (first < end) & (last >= end) | (first < begin) & (last >= begin)
         within = loads[begin:end].copy()
         for start, stop, nbytes in zip(first[over], last[over], size[over], strict=True):
             within[max(0, start - begin) : stop + 1 - begin] -= nbytes
         crossing, rest = int(size[over].sum()), int(max(loads[:begin].max(initial=0), loads[end:].max(initial=0)))
         for count in counts:
-            copied, misfit = extra[count]
+            copies, misfit = extra[count]
             if not misfit[end]:
-                part = (int(within.max()) + int(copied[end])) / count
-                held.append((outside + max(part + crossing, rest), count, end))
+                part = within.copy()
+                for start, stop, nbytes in copies:
+                    part[start - begin : stop + 1 - begin] += nbytes
+                held.append((outside + max(int(part.max()) / count + crossing, rest), count, end))
     now = int(loads.max(initial=0))
-    least = min(held, default=(outside + now, 1, 0))[0]
-    if outside + now - least < max(_LITTLE, _WORTH * (outside + now), 1):
+    before = outside + sum(turned.values()) + now
+    worth = [each for each in held if before - each[0] >= max(_LITTLE, _WORTH * before, 1)]
+    if not worth:
         return None
-    return min((count, end) for nbytes, count, end in held if nbytes <= least + _NEAR * now)
+    least = min(worth)[0]
+    goal = _ENOUGH * before if least <= _ENOUGH * before else least + _NEAR * now
+    count = min(count for nbytes, count, _ in worth if nbytes <= goal)
+    ends = [(nbytes, end) for nbytes, parts, end in worth if parts == count]
+    while ends[0][0] > goal + _STEP * before:
+        del ends[0]
+    later = takewhile(lambda pair: pair[0][0] - pair[1][0] >= _STEP * before, pairwise(ends))
+    return count, max((end for _, (_, end) in later), default=ends[0][1])
 
 
 def _loads(first: np.ndarray, last: np.ndarray, size: np.ndarray, steps: int) -> np.ndarray:
@@ -196,41 +237,49 @@ def _ends(calls: Sequence[Call], begin: int, limit: int) -> Iterator[int]:
 
 
 def _copies_and_misfits(
-    calls: Sequence[Call], stretch: _Stretch, count: int, free: Set[SyncedMemory], whole: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """For each end: bytes of what is read that has to be copied, as its parts have no places to be views of, and
-    whether there is something written of that kind, so that this cannot be an end."""
+    calls: Sequence[Call],
+    stretch: _Stretch,
+    count: int,
+    free: Set[SyncedMemory],
+    whole: bool,
+    turned: Container[SyncedMemory],
+) -> tuple[list[tuple[int, int, int]], np.ndarray]:
+    """What is read that parts have copies of, as those they would be views of have no places or another order: its
+    first and last use in the stretch, and its bytes. And for each end whether something is written that has no places,
+    so that this cannot be an end.
+    """
     begin, limit, _ = stretch
-    copied, misfit = np.zeros(limit + 1, np.int64), np.zeros(limit + 1, bool)
+    misfit = np.zeros(limit + 1, bool)
     last = {view.memory: at for at, each in enumerate(calls) for view in _views(each)}
     written = set[SyncedMemory]()
-    seen = set[SyncedMemory]()
+    copied: dict[SyncedMemory, tuple[int, int, int]] = {}
     for at in range(begin, limit):
         for operand in _by_item(calls[at]):
             memory, nbytes = operand.view.memory, operand.view.nbytes
-            if nbytes % (ALIGNMENT * count) == 0:
+            if nbytes % (ALIGNMENT * count) == 0 and memory not in turned:
                 continue
             if operand.intent is not Intent.READ and memory not in written:
                 written.add(memory)
-                stays = whole or memory not in free or memory in seen
+                stays = whole or memory not in free or memory in copied
                 misfit[at + 1 : None if stays else last[memory] + 1] = True
-            elif memory not in seen | written:
-                copied[at + 1 :] += nbytes
-            seen.add(memory)
-    return copied, misfit
+            elif memory not in written:
+                copied.setdefault(memory, (at, min(last[memory], limit - 1), nbytes))
+    return [*copied.values()], misfit
 
 
 # -------------------------------------------------------------------- the calls of the parts
 
 
-def _divided(calls: Sequence[Call], stretch: range, count: int, free: Container[SyncedMemory]) -> Parts:
+def _divided(
+    calls: Sequence[Call], stretch: range, count: int, free: Container[SyncedMemory], turned: Container[SyncedMemory]
+) -> Parts:
     """The calls with those of the stretch `count` times."""
     inside = calls[stretch.start : stretch.stop]
     around = [*calls[: stretch.start], *calls[stretch.stop :]]
     outer = {view.memory for each in around for view in _views(each)}
     written = {view.memory: None for each in inside for view in each.writes}
     absent = [memory for memory in written if memory in free and memory not in outer]
-    divider = _Divider(count, {*absent}, {*written})
+    divider = _Divider(count, {*absent}, {*written}, turned)
     made = list(calls[: stretch.start])
     for index in range(count):
         divider.begin(index, own_copies=bool(absent))
@@ -251,10 +300,13 @@ class _Divider:
         count: of parts.
         absent: memories that are never whole.
         written: those and others that the parts write.
+        turned: what they read, in another order than it has.
     """
 
-    def __init__(self, count: int, absent: Set[SyncedMemory], written: Set[SyncedMemory]) -> None:
-        self.count, self._absent, self._written = count, absent, written
+    def __init__(
+        self, count: int, absent: Set[SyncedMemory], written: Set[SyncedMemory], turned: Container[SyncedMemory]
+    ) -> None:
+        self.count, self._absent, self._written, self._turned = count, absent, written, turned
         self.pieces: list[Blob] = []
         self._of: dict[tuple[SyncedMemory, tuple[int, ...]], Blob] = {}  # in place of a memory, by shape
         self._first: dict[SyncedMemory, Blob] = {}  # of these
@@ -276,7 +328,9 @@ class _Divider:
             memory = operand.view.memory
             if memory in self._absent:
                 operands[at] = self._on_piece(operand)
-            elif memory in self._written or operand.view.nbytes % (ALIGNMENT * self.count) == 0:
+            elif memory not in self._turned and (
+                memory in self._written or operand.view.nbytes % (ALIGNMENT * self.count) == 0
+            ):
                 operands[at] = dataclasses.replace(
                     operand, part=(self._index, self.count), shape=self._shape(operand.shape)
                 )
@@ -288,7 +342,7 @@ class _Divider:
         return [*copies, dataclasses.replace(each, operands=tuple(operands))]
 
     def _copy(self, reader: Call, whole: Blob, piece: Blob) -> Call:
-        made = call("concat_backward", read(whole), overwrite(piece), axis=0, offset=self._index * piece.shape[0])
+        made = call("take_items", read(whole), overwrite(piece), first=self._index * piece.shape[0])
         made.layer, made.layer_name = reader.layer, reader.layer_name
         return made
 

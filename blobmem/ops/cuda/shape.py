@@ -12,6 +12,7 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.devices.cuda.sources import DIMS, dims
 from blobmem.ops.cuda import strided
 from blobmem.ops.cuda.launch import THREADS, Kernels
+from blobmem.ops.cuda.layout import channels_first, to_channels_last
 from blobmem.ops.registry import op
 
 _KERNELS = Kernels("tiles")
@@ -88,6 +89,16 @@ def concat_forward(*arrays: CudaArray, axis: int) -> None:
 def concat_backward(dy: CudaArray, dx: CudaArray, *, axis: int, offset: int) -> None:
     """dx = the part of dy from `offset` on, as long as dx is."""
     _copy_part(dx, dy, axis, offset, False)
+
+
+@op(family="cuda")
+def take_items(x: CudaArray, y: CudaArray, *, first: int, layout: str = "NCHW") -> None:
+    """y = the items of x, its first axis, from `first` on, as many as y has; `layout` is y's, x has channels second."""
+    if layout == "NCHW":
+        _copy_part(y, x, 0, first, False)
+    else:
+        begin = first * prod(x.shape[1:]) * x.dtype.itemsize
+        to_channels_last(x.part(begin, channels_first(y.shape, layout)), y)
 
 
 @op(family="cuda")

@@ -51,6 +51,12 @@ def concat_backward(dy: np.ndarray, dx: np.ndarray, *, axis: int, offset: int) -
 
 
 @op
+def take_items(x: np.ndarray, y: np.ndarray, *, first: int) -> None:
+    """y = the items of x, its first axis, from `first` on, as many as y has."""
+    _copy(y, x[first : first + len(y)])
+
+
+@op
 def slice_forward(x: np.ndarray, *ys: Any, axis: int) -> None:
     """The ys become x, divided along the axis."""
     offset = 0

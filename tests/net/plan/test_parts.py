@@ -10,12 +10,17 @@ from cuda_emulation import EmulatedCuda
 
 from blobmem import TEST, TRAIN, Net, SharedBlobError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
+from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.footprint import purposes_of
 from blobmem.memory import Side
+from blobmem.memory.slot import Slot
 from blobmem.net import schedule
+from blobmem.net.captured import Captured
 from blobmem.net.plan import parts
+from blobmem.ops.registry import Op
 
 NETS = Path(__file__).parents[2] / "data" / "nets"
+MODELS = Path(__file__).parents[3] / "models"
 
 
 def emulated(last=False, **options):
@@ -98,8 +103,11 @@ def test_results_are_those_of_the_whole_batch(device, side):
         for _ in range(2):
             results[memory] = net.forward()["prob"].copy()
             assert_close(results[memory], expected)
-        copies = [each for each in net._parts.calls if each.op == "concat_backward"]
-        assert len(copies) == (0 if side == 16 else 2), "one for each part, whose bytes begin amid a line of 512"
+        copies = [each for each in net._parts.calls if each.op == "take_items"]
+        views = side == 16 and not getattr(device, "channels_last", False)
+        assert len(copies) == (0 if views else 2), (
+            "one for each part, whose bytes begin amid a line of 512, or are turned"
+        )
     np.testing.assert_array_equal(results["keep"], results["inference"])
 
 
@@ -115,6 +123,20 @@ def test_the_small_nets_give_the_results_of_the_whole_batch(device, name):
         assert (net._parts is not None) == bool(passes)
     for output, values in traces[0].items():
         assert_close(traces[1][output], values)
+
+
+@needs_compiler
+@pytest.mark.parametrize("memory", ["keep", "inference"])
+def test_each_part_has_its_own_part_of_the_input_in_a_graph(memory):
+    """What calls of a graph use is prepared before any of them runs."""
+    device = emulated(True)
+    whole, net = wide(device, 16, memory="keep"), wide(device, 16, memory=memory, passes=("parts",))
+    for seed in range(5):
+        for each in (whole, net):
+            fill(each, seed)
+        assert_close(net.forward()["prob"], whole.forward()["prob"])
+    pieces = next(iter(net.compiled()[0]._captured.values()))
+    assert any(isinstance(piece, Captured) and piece._graph is not None for piece in pieces)
 
 
 def test_with_keep_every_array_is_whole(device):
@@ -168,16 +190,53 @@ def test_bytes_are_those_of_parts_and_what_crosses():
     assert device.statistics.allocations == before
 
 
-def test_channels_last_bytes_are_those_predicted():
+@needs_compiler
+@pytest.mark.parametrize("memory", ["keep", "inference"])
+@pytest.mark.parametrize("passes", [(), ("parts",)], ids=["whole", "parts"])
+def test_channels_last_bytes_are_those_predicted(memory, passes):
+    """The input is on the device as it came, and channels last: all of it, or a part at a time, in the arena if any."""
     device = emulated(True)
-    net = wide(device, 16)
+    net = wide(device, 16, memory=memory, passes=passes)
+    predicted = sum(need.nbytes for need in net.needs() if need.side is Side.DEVICE)
     net.run_forward()
     net.run_forward()
-    turned = net.blobs["x"].data_view.memory.reordered.array
-    assert turned.gpu_capacity == net.blobs["x"].nbytes // 2, "of the input a part at a time"
+    x = net.blobs["x"].data_view.memory
+    assert device.statistics.bytes_held == predicted and x.gpu_capacity == net.blobs["x"].nbytes
+    if not passes:
+        assert x.reordered.array.gpu_capacity == net.blobs["x"].nbytes
+    else:
+        assert x.reordered is None
+        pieces = [piece for piece in net.pieces if piece.name.startswith("x (part")]
+        assert [piece.shape[0] for piece in pieces] == [8, 8] if memory == "inference" else [8]
+        turned = [piece.data_view.memory.reordered.array for piece in pieces]
+        assert all(isinstance(array, Slot) == (memory == "inference") for array in turned)
 
 
-test_channels_last_bytes_are_those_predicted = needs_compiler(test_channels_last_bytes_are_those_predicted)
+MODEL_PARTS = {
+    ("caffenet", 256): (8, "pool5"),
+    ("vgg16", 64): (4, "pool2"),
+    ("googlenet", 32): (4, "pool3/3x3_s2"),
+    ("resnet50", 32): (4, "res4a_branch2a_relu"),
+    ("resnet50", 256): (2, "res5a_relu"),
+    ("inception_v3", 256): (2, "reduction_b_pool"),
+}
+
+
+@pytest.mark.parametrize("model, batch", MODEL_PARTS)
+def test_the_models_hold_little_more_than_half(monkeypatch, model, batch):
+    """Without scratch, which differs more between algorithms than between numbers of parts."""
+    monkeypatch.setattr(Op, "workspace_bytes", lambda *operands, **attributes: 0)
+    held = []
+    for passes in ((), ("parts",)):
+        device = PredictedCuda(math="tf32")
+        path = MODELS / model / "deploy.prototxt"
+        net = Net(path, TEST, batch=batch, device=device, seed=1, memory="inference", passes=passes)
+        held.append(sum(need.nbytes for need in net.needs() if need.side is Side.DEVICE))
+        net.run_forward()
+        net.run_forward()
+        assert device.statistics.bytes_held == held[-1]
+    assert (batch // net.pieces[0].shape[0], net.layer_names[net._parts.layers[1]]) == MODEL_PARTS[model, batch]
+    assert held[1] < 0.58 * held[0]
 
 
 def test_little_is_left_alone(monkeypatch):

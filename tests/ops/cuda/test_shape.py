@@ -24,6 +24,18 @@ def test_join_and_divide(cuda, rng, dims, axis, sizes, dtype):
         cuda.compare("concat_backward", whole, np.full_like(part, np.nan), axis=axis, offset=int(offset), rtol=0)
 
 
+@pytest.mark.parametrize("dims", [(7,), (7, 5), (7, 3, 5, 3), (7, 20, 6, 5), (7, 0, 2, 2)])
+@pytest.mark.parametrize("first, items", [(0, 7), (2, 3), (6, 1)])
+def test_take_items(cuda, rng, dims, first, items, dtype):
+    x = rng.normal(size=dims).astype(dtype)
+    y = x[first : first + items]
+    cuda.compare("take_items", x, np.full_like(y, np.nan), first=first, rtol=0)
+    if len(dims) == 4:
+        last = np.ascontiguousarray(y.transpose(0, 2, 3, 1))
+        _, got = cuda.run("take_items", x, np.full_like(last, np.nan), first=first, layout="NHWC")
+        np.testing.assert_array_equal(got, last)
+
+
 CROPS = {
     "1d": ((7,), (3,), (2,)),
     "2d": ((4, 9), (4, 5), (0, 4)),

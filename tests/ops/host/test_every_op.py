@@ -230,6 +230,7 @@ CASES = {
                        {"background": 0, "least": -1.0, "entering": 40, "threshold": 0.4, "eta": 1.0, "pixels": False}),
     "swish_forward": ([X, Out(*X)], {"beta": 1.5}),
     "swish_backward": ([X, X, Out(*X)], {"beta": 1.5}),
+    "take_items": ([(7, 5, 3), Out(4, 5, 3)], {"first": 2}),
     "tanh_forward": ([X, Out(*X)], {}),
     "tanh_backward": ([X, X, Out(*X)], {}),
     "tile_forward": ([(6, 99), Out(6, 3, 99)], {}),
