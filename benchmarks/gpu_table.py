@@ -76,12 +76,13 @@ FOOTPRINT = """
 
 `{command}`
 
-on {machine}. What the test net adds on the card to a train net that has run an iteration, in MiB: as predicted, after
-its first iteration by our statistics, by the driver's chunks that we hold, by what the driver and NVML say is in use.
-The scheme `weights` is Caffe's, `blobs` ours; not ours is what CUDA's context and libraries hold beside.
+on {machine}. What a train net holds on the card, as predicted, after an iteration by our statistics and in the driver's
+chunks, and what the test net adds, in MiB: as predicted, after its first iteration by our statistics, by the chunks, by
+what the driver and NVML say is in use. The scheme `weights` is Caffe's, `blobs` and `planned` ours; not ours is what
+CUDA's context and libraries hold beside.
 
-| net, train / test batch | scheme | train net | test net adds | measured | in chunks | driver | NVML | not ours |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| net, train / test batch | scheme | {heads} |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 """
 MNIST = """
 ## LeNet on all of MNIST
@@ -106,6 +107,9 @@ than the smallest.
 | GPU | searches | ms | {heads} |
 | --- | ---: | ---: |{bars}
 """
+FOOTPRINTS = {"train": "train net", "train_measured": "measured", "train_mapped": "in chunks", "extra": "test net adds",
+              "extra_measured": "measured", "extra_mapped": "in chunks", "extra_driver": "driver", "extra_nvml": "NVML",
+              "others": "not ours"}  # fmt: skip
 FIGURES = {"step": "step", "test": "test", "both": "step and test"}
 HEADS = {"peak": "ours", "physical": "in chunks", "driver": "driver", "nvml": "NVML", "workspace": "workspace"}
 
@@ -244,10 +248,20 @@ def sharing(report: dict[str, Any]) -> str:
 
 def footprint(report: dict[str, Any]) -> str:
     """What a test net adds, by several counts."""
-    counts = ("train", "extra", "extra_measured", "extra_mapped", "extra_driver", "extra_nvml", "others")
+    counts = (
+        "train",
+        "train_measured",
+        "train_mapped",
+        "extra",
+        "extra_measured",
+        "extra_mapped",
+        "extra_driver",
+        "extra_nvml",
+        "others",
+    )
     return FOOTPRINT.format(command=report["command"], machine=_machine(report)) + "".join(
         f"| {_name(row)} / {row['test_batch']} | {row['scheme']} | "
-        + " | ".join("-" if row[key] is None else f"{row[key] / 2**20:.1f}" for key in counts)
+        + " | ".join("-" if row.get(key) is None else f"{row[key] / 2**20:.1f}" for key in FOOTPRINTS)
         + " |\n"
         for row in report["results"]
     )

@@ -137,12 +137,12 @@ def test_shared_and_separate_nets_take_turns_and_differ_in_memory(tmp_path):
 
 
 def test_what_a_test_net_adds_is_measured_where_it_can_be(tmp_path):
-    rows = footprint.measure("lenet:4", 4, "simulated")
+    rows = footprint.measure("lenet:4/4", "simulated", "fp32")
     assert [row["scheme"] for row in rows] == ["separate", "weights", "blobs", "planned"]
     assert all(row["extra"] == row["extra_measured"] for row in rows)
     assert rows[0]["extra"] > rows[1]["extra"] > rows[2]["extra"]
     (tmp_path / "footprint.json").write_text(json.dumps({"command": "x", "machine": {}, "results": rows}))
-    assert "| LeNet, 4 / 4 | blobs | 5.7 | 0.0 | 0.0 | - | - | - | - |" in gpu_table.sections(tmp_path)
+    assert "| LeNet, 4 / 4 | blobs | 5.7 | 5.7 | - | 0.0 | 0.0 | - | - | - | - |" in gpu_table.sections(tmp_path)
 
 
 def test_lenet_is_trained_and_tested_on_what_a_folder_has(tmp_path, monkeypatch):
