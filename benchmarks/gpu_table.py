@@ -248,18 +248,8 @@ def sharing(report: dict[str, Any]) -> str:
 
 def footprint(report: dict[str, Any]) -> str:
     """What a test net adds, by several counts."""
-    counts = (
-        "train",
-        "train_measured",
-        "train_mapped",
-        "extra",
-        "extra_measured",
-        "extra_mapped",
-        "extra_driver",
-        "extra_nvml",
-        "others",
-    )
-    return FOOTPRINT.format(command=report["command"], machine=_machine(report)) + "".join(
+    heads = " | ".join(FOOTPRINTS.values())
+    return FOOTPRINT.format(command=report["command"], machine=_machine(report), heads=heads) + "".join(
         f"| {_name(row)} / {row['test_batch']} | {row['scheme']} | "
         + " | ".join("-" if row.get(key) is None else f"{row[key] / 2**20:.1f}" for key in FOOTPRINTS)
         + " |\n"
