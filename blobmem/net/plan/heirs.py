@@ -48,10 +48,12 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
     "batch_norm_backward": ((0, 2), (3,)),
     # what runs in place of several
     "batch_norm_scale_forward": ((0,), (1, 2)),
+    "batch_norm_scale_sum_relu_forward": ((0, 1), (2, 3)),
     "batch_norm_scale_inference": ((0,), (1,)),
     "batch_norm_scale_backward": ((0, 4), (5,)),
     "relu_bias_backward": ((0, 1), (2,)),
     "scale_relu_forward": ((0,), (3,)),
+    "scale_sum_relu_forward": ((0, 3), (6,)),
     "sum_relu_forward": ((0, 1), (2,)),
     "sum_relu_backward": ((0, 1), (2, 3)),  # all that it writes is the same
     "sums_relu_backward": ((0, 1, 2, 3), (3, 4, 5)),
