@@ -237,7 +237,10 @@ def test_scale_sum_relu_has_the_bits_of_its_parts(cuda, rng, shape, dtype, slope
     """Of one that is scaled and one that is not, or two; zeros of either sign too, which a slope lets through."""
     a, b = normal(rng, dtype, *shape), normal(rng, dtype, *shape)
     a.ravel()[::3] = b.ravel()[::3] = -0.0
-    (of_a, of_b), (gamma, beta) = (factors(rng, dtype, shape[1], False) for _ in "ab"), factors(rng, dtype, shape[1], True)
+    (of_a, of_b), (gamma, beta) = (
+        (factors(rng, dtype, shape[1], False) for _ in "ab"),
+        factors(rng, dtype, shape[1], True),
+    )
     for factors_a, factors_b in [((gamma, beta), (None, None)), (of_a, (None, None)), (of_a, (gamma, beta)),
                                  ((gamma, beta), of_b)]:  # fmt: skip
         one = cuda.run("scale_forward", a, *factors_a, np.zeros_like(a))[3]
