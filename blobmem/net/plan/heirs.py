@@ -77,6 +77,7 @@ def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> 
             continue
         one_by_one = calls[:-1] or calls
         begun: dict[SyncedMemory, Operand] = {}  # how each memory that the step has used so far was used last
+        before: dict[SyncedMemory, list[Operand]] = {}  # what had the bytes of what the step makes in place
         for at, each in enumerate(one_by_one):
             born = [operand for operand in each.present() if _is_born(operand, index, begun, uses)]
             begun.update((operand.view.memory, operand) for operand in each.present())
@@ -92,8 +93,10 @@ def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> 
                         continue
                     if not use.is_all(old) or use.place(old) in found:
                         continue
-                    if all(_may_lie(new, old, call) for call in (each, calls[-1])):
+                    olds = [*before.get(memory, ()), old]
+                    if _may_lie(new, old, each) and all(_may_lie(new, one, calls[-1]) for one in olds):
                         found[use.place(old)] = uses[new.view.memory].place(new)
+                        before[new.view.memory] = olds
                         break
     return found
 
