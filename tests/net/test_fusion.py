@@ -6,9 +6,10 @@ from cuda_devices import DEVICES, needs_compiler
 from cuda_emulation import EmulatedCuda
 from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made
 
-from blobmem import TRAIN, Blob, Net, SharedBlobError, SimulatedDevice
+from blobmem import TRAIN, Blob, Layer, Net, SharedBlobError, SimulatedDevice, register_layer
 from blobmem.devices import HOST
 from blobmem.memory import Side
+from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
 
 
 def net_of(
@@ -213,6 +214,9 @@ def test_residual_sums_take_one_pass_each_and_have_the_same_bits(last, projected
 def test_what_nobody_reads_but_a_sum_is_not_there_and_says_so():
     kept, net = (made(residual(), emulated(True), memory) for memory in ("keep", "train"))
     kept.run_forward()
+    net.run_forward(last=net.layer_names.index("xr"))
+    with pytest.raises(SharedBlobError, match=r"keep=\['b'\]"):  # though its bytes are nobody else's yet
+        net.blobs["b"].cpu_data()
     net.run_forward()
     for name in "bd":
         with pytest.raises(SharedBlobError, match=rf"keep=\['{name}'\]"):
@@ -237,12 +241,31 @@ LATER = layer("Power", "later", "b", "z", "power_param { power: 2 }") + layer("S
 )
 
 
+@register_layer
+class TurnsOnHost(Layer):
+    """y = -x, by functions; in place."""
+
+    type = "TurnsOnHost"
+
+    def reshape(self, bottom, top):
+        pass
+
+    def forward(self, bottom, top):
+        yield call(lambda x, y: np.negative(x, out=y), read(bottom[0]), overwrite(top[0]))
+
+    def backward(self, bottom, top, propagate_down):
+        yield call(lambda dy, dx: np.negative(dy, out=dx), read_diff(top[0]), overwrite_diff(bottom[0]))
+
+
 @needs_compiler
-@pytest.mark.parametrize("how", ["kept", "viewed", "read later", "weighted"])
+@pytest.mark.parametrize("how", ["kept", "viewed", "used on the host", "read later", "weighted"])
 def test_what_somebody_may_read_is_written(how):
     text = residual()
     if how == "read later":
         text += LATER
+    if how == "used on the host":
+        norm = layer("BatchNorm", "bn", "b", "b")
+        text = text.replace(norm, layer("TurnsOnHost", "turns", "b", "b") + norm)
     if how == "weighted":
         text = text.replace('"x" type: "Eltwise"', '"x" type: "Eltwise" eltwise_param { coeff: 1 coeff: 2 }')
     kept = made(text, emulated(True), "keep")
@@ -252,5 +275,18 @@ def test_what_somebody_may_read_is_written(how):
         mine.share_data(net.blobs["b"])
     assert_same(iterate(net), iterate(kept))
     assert ops(net)[0]["batch_norm_scale_sum_relu_forward"] == 1
-    if how in ("kept", "viewed"):
+    if how in ("kept", "viewed", "used on the host"):
         assert_same([net.blobs["b"].cpu_data()], [kept.blobs["b"].cpu_data()])
+
+
+@needs_compiler
+def test_a_top_that_backward_reads_is_written():
+    """Where a user has laid it over an array that another layer has read before."""
+    early = conv("q", "data") + layer("Power", "early", "q", "z", "power_param { power: 2 }")
+    text = residual().replace(conv("a", "data"), early + conv("a", "data"))
+    text = text.replace(loss("e"), layer("Eltwise", "f", "e z", "f") + loss("f"))
+    kept, net = (made(text, emulated(True), memory) for memory in ("keep", "train"))
+    for each in (net, kept):
+        each.blobs["b"].share_data(each.blobs["q"])
+    assert_same(iterate(net), iterate(kept))
+    assert ops(net)[0]["batch_norm_scale_sum_relu_forward"] == 1
