@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blobmem.layers.norm import Scale
-from blobmem.memory import Intent
+from blobmem.memory import Intent, SyncedMemory
 from blobmem.ops.call import Call, Operand
 
 if TYPE_CHECKING:
@@ -21,21 +21,34 @@ if TYPE_CHECKING:
 
 
 class Group(NamedTuple):
-    """Calls up to `stop` in place of which `call` runs."""
+    """Calls up to `stop` in place of which `call` runs.
+
+    `skipped` are arrays that the calls write and `call` does not, so that what they would have left is not there.
+    """
 
     stop: int
     call: Call
+    skipped: tuple[Operand, ...] = ()
 
 
-def groups(calls: Sequence[Call], ops: Mapping[str, Any]) -> dict[int, Group]:
-    """Where runs of calls begin that one of `ops` replaces."""
+def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[SyncedMemory] = ()) -> dict[int, Group]:
+    """Where runs of calls begin that one of `ops` replaces.
+
+    `passing` are memories that nobody reads but these calls. What is in one need not be written if its last reader is
+    among the calls that are replaced.
+    """
+    last = {view.memory: at for at, each in enumerate(calls) for view in each.reads if view.memory in passing}
     found: dict[int, Group] = {}
     at = 0
     while at < len(calls):
         group = None
         for match in _MATCHES.get(str(calls[at].op), ()):
             group = match(calls, at)
-            if group is not None and group.call.op in ops:
+            if (
+                group is not None
+                and group.call.op in ops
+                and all(last.get(each.view.memory, group.stop) < group.stop for each in group.skipped)
+            ):
                 found[at] = group
                 break
             group = None
@@ -115,6 +128,32 @@ def _normalize_forward(calls: Sequence[Call], at: int) -> Group | None:
     return Group(stop + relu, call)
 
 
+def _normalize_sum_forward(calls: Sequence[Call], at: int) -> Group | None:
+    """BatchNorm, a Scale in place, and a sum of that and another array, with a ReLU in place."""
+    norm = _normalize_forward(calls, at)
+    if norm is None or norm.call.op != "batch_norm_scale_forward" or norm.call.attributes["relu"]:
+        return None
+    group = _sum_forward(calls, norm.stop) if _is(calls, norm.stop, "eltwise_sum") else None
+    if group is None:
+        return None
+    x, top, xhat, *rest = norm.call.operands
+    a, b, y = group.call.operands
+    other = b if _same(a, top) else a
+    if other is None or not any(_same(each, top) for each in (a, b)):
+        return None
+    if any(_same(other, each) for each in (top, xhat)) or not _one_order(x, top, other, y):
+        return None
+    attributes = {key: norm.call.attributes[key] for key in ("eps", "fraction")}
+    operands = (x, other, y, xhat, *rest)
+    call = _fused(calls[at], "batch_norm_scale_sum_relu_forward", *operands, **attributes, **group.call.attributes)
+    return Group(group.stop, call, _elsewhere(y, top))
+
+
+def _elsewhere(y: Operand | None, *tops: Operand | None) -> tuple[Operand, ...]:
+    """Those of the tops that are not in y's place."""
+    return tuple(top for top in tops if top is not None and not _same(top, y))
+
+
 def _normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
     """The gradients of the same."""
     first, stop = calls[at], at
@@ -170,12 +209,13 @@ def _is_made_again(calls: Sequence[Call], at: int, kept: Operand, gamma: Operand
 def _made_again(calls: Sequence[Call], at: int) -> Group | None:
     """What makes a top anew for the gradient of its ReLU alone, which the op for the gradients does by itself.
 
-    The array, which nobody else reads, is then left as it was.
+    The array is then left as it was.
     """
     y = _operand(calls[at], 3)
     if not _relu_in_place(calls, at + 1, y, 0.0) or not _is(calls, at + 2, "relu_backward"):
         return None
-    return _normalize_backward(calls, at + 2) if _same(calls[at + 2].operands[0], y) else None
+    group = _normalize_backward(calls, at + 2) if _same(calls[at + 2].operands[0], y) else None
+    return None if group is None else group._replace(skipped=(y,))
 
 
 def _scale_relu_forward(calls: Sequence[Call], at: int) -> Group | None:
@@ -184,6 +224,31 @@ def _scale_relu_forward(calls: Sequence[Call], at: int) -> Group | None:
     if not _relu_in_place(calls, at + 1, y, 0.0) or not _one_order(y, *calls[at + 1].operands):
         return None
     return Group(at + 2, _fused(first, "scale_relu_forward", *first.operands))
+
+
+def _scale_sum_forward(calls: Sequence[Call], at: int) -> Group | None:
+    """One Scale or two, and a sum of what it made and another array, or of what both made, with a ReLU in place."""
+    stop = at + 1 + _is(calls, at + 1, "scale_forward")
+    group = _sum_forward(calls, stop) if _is(calls, stop, "eltwise_sum") else None
+    if group is None:
+        return None
+    a, b, y = group.call.operands
+    x, gamma, beta, top = calls[at].operands
+    other = b if _same(a, top) else a
+    factors: list[Operand | None] = [None, None]
+    if not any(_same(each, top) for each in (a, b)) or _same(other, top) or not _one_order(x, top, other, y):
+        return None
+    tops = [top]
+    if stop == at + 2:
+        source, *factors, made = calls[at + 1].operands
+        if not _same(made, other) or _same(source, top) or not _one_order(source, made):
+            return None
+        if _operand(calls[at], 0).op_shape != _operand(calls[at + 1], 0).op_shape:
+            return None
+        other = source
+        tops.append(made)
+    call = _fused(calls[at], "scale_sum_relu_forward", x, gamma, beta, other, *factors, y, **group.call.attributes)
+    return Group(group.stop, call, _elsewhere(y, *tops))
 
 
 def _data_of(diff: Operand | None) -> Operand | None:
@@ -326,7 +391,7 @@ _UPDATES = ("sgd_update", "nesterov_update", "adagrad_update", "rmsprop_update",
 _MATCHES = {
     **dict.fromkeys(_UPDATES, (_updates,)),
     "sumsq": (_sums_of_squares,),
-    "batch_norm_forward": (_normalize_forward,),
+    "batch_norm_forward": (_normalize_sum_forward, _normalize_forward),
     "batch_norm_inference": (_normalize_forward,),
     "concat_backward": (_concat_backward,),
     "conv_forward": (_relu_behind,),
@@ -334,7 +399,7 @@ _MATCHES = {
     "relu_backward": (_normalize_backward, _sum_backward, _relu_bias_backward),
     "scale_backward_beta": (_normalize_backward,),
     "scale_backward_gamma": (_normalize_backward,),
-    "scale_forward": (_made_again, _scale_relu_forward),
+    "scale_forward": (_made_again, _scale_sum_forward, _scale_relu_forward),
     "eltwise_sum": (_sum_forward,),
     "sum_arrays": (_sums_backward,),
 }

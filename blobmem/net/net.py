@@ -301,9 +301,11 @@ class Net(Access, Placement):
         self._name_blobs()  # layers make some of their arrays when they know the device
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
+        passing = self._passing([*forward, *backward])
         kept = self.read_after()
         if self._updates is not None:
-            backward = update_early(backward, self._updates, joints(backward, self.device, self._images_last))
+            places = joints(backward, self.device, self._images_last, passing)
+            backward = update_early(backward, self._updates, places)
             updates = {id(each) for each in self._updates}
             self._first_update = next((at for at, each in enumerate(backward) if id(each) in updates), len(backward))
             for blob in (blob for blobs in self.params.values() for blob in blobs):
@@ -313,9 +315,10 @@ class Net(Access, Placement):
         self._parts = self._in_parts(forward)
         if self._parts is not None:
             forward = self._parts.calls
+        read_again = {view.memory for each in backward for view in each.reads}
         schedules = (
-            Schedule(forward, self.device, done=self._done[0], images_last=self._images_last),
-            Schedule(backward, self.device, done=self._done[1], images_last=self._images_last, before=forward),
+            Schedule(forward, self.device, False, self._done[0], self._images_last, passing - read_again),
+            Schedule(backward, self.device, False, self._done[1], self._images_last, passing, before=forward),
         )
         self._spans = {}
         if self._arena is not None:
@@ -358,6 +361,15 @@ class Net(Access, Placement):
         backward, of_pools = shut_in_pools(forward, backward, free, ops)
         backward, anew = recompute(forward, backward, free, ops, array_like)
         return backward, [*of_tops, *of_pools, *anew]
+
+    def _passing(self, calls: Sequence[Call]) -> set[SyncedMemory]:
+        """The memories that nobody may read but these calls, a whole pass, which fill them first."""
+        if self._arena is None:
+            return set()
+        ops, uses = table(self.device.family), first_uses(calls)
+        on_host = {operand.view.memory for each in calls if each.op not in ops for operand in each.present()}
+        free = unseen(halves(self, uses)) - {*self.read_after()} - on_host
+        return {memory for memory, filled in uses.items() if filled and memory in free}
 
     def _share_buffers(self, arena: Arena, uses: Mapping[SyncedMemory, bool]) -> None:
         """Let data come through the same memories as to the other nets of an arena, where each pass replaces all that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -418,7 +418,8 @@ class Schedule:
 
     `done` is what `once` calls remember; schedules of one net that follow each other hand it on, so that none of them
     does again, over what a script may have written since, what an earlier one has done. `images_last` keeps images
-    channels last (`layouts`). `before` are calls that run before these and fill arrays for them.
+    channels last (`layouts`). `passing` are memories that nobody reads but these calls (`fusion.groups`). `before` are
+    calls that run before these and fill arrays for them.
     """
 
     def __init__(
@@ -428,6 +429,7 @@ class Schedule:
         on_host: bool = False,
         done: dict[Any, Done] | None = None,
         images_last: bool = False,
+        passing: Container[SyncedMemory] = (),
         before: Sequence[Call] = (),
     ) -> None:
         self.calls = list(calls)
@@ -436,7 +438,7 @@ class Schedule:
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
         done, count = {} if done is None else done, Counter[Any]()
         self._steps: list[Step] = []
-        calls, found = _fusions(self.calls, device, self.side, images_last)
+        calls, found = _fusions(self.calls, device, self.side, images_last, passing)
         for call in calls:
             place = (call.layer, call.layer_name, call.op)
             mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()
@@ -448,6 +450,7 @@ class Schedule:
             if isinstance(bound, _BoundLast):
                 bound.is_given = bound.operand.memory not in written
         self._run_of = {position: at for at, group in found.items() for position in range(at, group.stop)}
+        self._skipped = {at: group.skipped for at, group in found.items() if group.skipped}
         self._programs: dict[tuple[int, int | None], list[Step]] = {}
         self._captured: dict[tuple[int, int | None], list[Step | Captured]] = {}
         self._needs = _Constant([])
@@ -502,6 +505,11 @@ class Schedule:
                 program.append(step)
                 at = after
         return program
+
+    def skipped(self, start: int, stop: int) -> set[SyncedMemory]:
+        """The memories that these calls would write, were some of them not fused."""
+        whole = (operands for at, operands in self._skipped.items() if start <= at and self._fused[at][0] <= stop)
+        return {operand.view.memory for operands in whole for operand in operands}
 
     def _pieces(self, start: int, stop: int | None) -> list[Step | Captured]:
         found = self._captured.get((start, stop))
@@ -576,19 +584,21 @@ class Schedule:
 
 
 def _fusions(
-    calls: list[Call], device: Device, side: Side, images_last: bool
+    calls: list[Call], device: Device, side: Side, images_last: bool, passing: Container[SyncedMemory]
 ) -> tuple[list[Call], Mapping[int, Group]]:
     """The calls as they are bound, and where runs of them begin that may run as one."""
     if side is Side.DEVICE and images_last:
         calls = channels_last(calls)
     fuses = side is Side.DEVICE and device.family != "host"
-    return calls, groups(calls, table(device.family)) if fuses else {}
+    return calls, groups(calls, table(device.family), passing) if fuses else {}
 
 
-def joints(calls: Sequence[Call], device: Device, images_last: bool) -> list[int]:
+def joints(
+    calls: Sequence[Call], device: Device, images_last: bool, passing: Container[SyncedMemory] = ()
+) -> list[int]:
     """The positions, from 0 to the end, at which others can be put in without parting what would run as one."""
     side = Side.HOST if device.is_host else Side.DEVICE
-    _, found = _fusions(list(calls), device, side, images_last)
+    _, found = _fusions(list(calls), device, side, images_last, passing)
     inner = {position for at, group in found.items() for position in range(at + 1, group.stop)}
     return [at for at in range(len(calls) + 1) if at not in inner]
 

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from cuda_devices import DEVICES, needs_compiler
 from cuda_emulation import EmulatedCuda
+from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made
 
-from blobmem import TRAIN, Net, SimulatedDevice
+from blobmem import TRAIN, Blob, Layer, Net, SharedBlobError, SimulatedDevice, register_layer
 from blobmem.devices import HOST
 from blobmem.memory import Side
+from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
 
 
 def net_of(
@@ -125,8 +127,8 @@ def test_a_top_is_not_made_anew_for_what_finds_again_where_the_relu_was_shut():
     text = text.replace('name: "ip" type: "InnerProduct" bottom: "n"', 'name: "ip" type: "InnerProduct" bottom: "p"')
     nets = [Net(text, TRAIN, device=EmulatedCuda(), seed=2, memory=memory) for memory in ("keep", "train")]
     kept, found = (gradients(net) for net in nets)
-    for layer, values in kept.items():
-        np.testing.assert_array_equal(found[layer], values, err_msg=layer)
+    for place, values in kept.items():
+        np.testing.assert_array_equal(found[place], values, err_msg=str(place))
     assert [backward_ops(net).count("batch_norm_scale_backward") for net in nets] == [1, 1]
     assert "scale_relu_forward" not in backward_ops(nets[1]) and "bn/recomputed" in nets[1].internals
     for net in nets:
@@ -145,3 +147,146 @@ def test_what_is_made_anew_for_others_is_made_in_one_go():
     ops = backward_ops(net)
     assert ops.count("scale_relu_forward") == 1 and ops.count("batch_norm_scale_backward") == 1
     assert not {"scale_forward", "relu_forward"} & {*ops}
+
+
+# -------------------------------------------------------------------- residual sums
+
+SCALE = """scale_param { bias_term: true filler { type: "gaussian" mean: 1 std: 0.3 }
+  bias_filler { type: "gaussian" std: 0.3 } }"""
+
+
+def normalised(name, bottom, relu=False):
+    """A convolution, its normalisation and a Scale, all in one array, and perhaps a ReLU."""
+    text = (
+        conv(name, bottom) + layer("BatchNorm", f"{name}n", name, name) + layer("Scale", f"{name}s", name, name, SCALE)
+    )
+    return text + layer("ReLU", f"{name}r", name, name) * relu
+
+
+def summed(name, bottoms, slope=""):
+    return layer("Eltwise", name, bottoms, name) + layer("ReLU", f"{name}r", name, name, slope)
+
+
+def residual(projected="p b", identical="x d", slope="", more=""):
+    """A block with a projection and one without."""
+    text = DATA + normalised("p", "data") + normalised("a", "data", relu=True) + normalised("b", "a") + more
+    text += summed("x", projected, slope) + normalised("c", "x", relu=True) + normalised("d", "c")
+    return text + summed("y", identical, slope) + conv("e", "y") + loss("e")
+
+
+def emulated(last):
+    device = EmulatedCuda()
+    device.channels_last = last
+    return device
+
+
+def ops(net):
+    """Of forward and of backward, how many scale, normalise or sum, but for gradients."""
+    counted = ("batch_norm_scale_sum_relu_forward", "scale_sum_relu_forward", "sum_relu_forward", "scale_forward")
+    found = [[step.call.op for step in schedule._program()] for schedule in net.compiled()]
+    return [{op: each.count(op) for op in counted if op in each} for each in found]
+
+
+ONE_PASS = [{"batch_norm_scale_sum_relu_forward": 2}, {"scale_sum_relu_forward": 2}]
+
+
+@needs_compiler
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("projected, identical, slope", [
+    ("p b", "x d", ""), ("b p", "d x", ""), ("p b", "d x", "relu_param { negative_slope: 0.1 }"),
+])  # fmt: skip
+def test_residual_sums_take_one_pass_each_and_have_the_same_bits(last, projected, identical, slope):
+    text = residual(projected, identical, slope)
+    kept, net = (made(text, emulated(last), memory) for memory in ("keep", "train"))
+    assert_same([*iterate(net), *iterate(net)], [*iterate(kept), *iterate(kept)])
+    assert ops(kept) == [{"sum_relu_forward": 2}, {}]
+    assert ops(net) == ONE_PASS
+    for each in (net, kept):  # one by one
+        each.clear_param_diffs()
+        for index in range(len(net.nodes)):
+            each.run_forward(index, index)
+        for index in reversed(range(len(net.nodes))):
+            each.run_backward(index, index)
+    assert_same(*([entry.blob.cpu_diff() for entry in each.learnable] for each in (net, kept)))
+
+
+@needs_compiler
+def test_what_nobody_reads_but_a_sum_is_not_there_and_says_so():
+    kept, net = (made(residual(), emulated(True), memory) for memory in ("keep", "train"))
+    kept.run_forward()
+    net.run_forward(last=net.layer_names.index("xr"))
+    with pytest.raises(SharedBlobError, match=r"keep=\['b'\]"):  # though its bytes are nobody else's yet
+        net.blobs["b"].cpu_data()
+    net.run_forward()
+    for name in "bd":
+        with pytest.raises(SharedBlobError, match=rf"keep=\['{name}'\]"):
+            net.blobs[name].cpu_data()
+    beside = made(residual(), emulated(True), "train", keep=["x"])
+    beside.run_forward()
+    with pytest.raises(SharedBlobError, match=r"would read 'd'.*keep=\['d'\]"):
+        beside.run_forward(beside.layer_names.index("y"))
+    scale, last = net.layer_names.index("ds"), len(net.nodes) - 1
+    net.state.iteration = 0
+    net.run_forward(last=scale)
+    assert_same([net.blobs["d"].cpu_data()], [kept.blobs["d"].cpu_data()])
+    assert net.run_forward(scale + 1, last) == kept.run_forward(scale + 1, last)
+    net.run_backward()
+    made_between = "bn/recomputed"  # what b is made anew in, for the sum
+    with pytest.raises(SharedBlobError, match="has no bytes now"):
+        net.internals[made_between].cpu_data()
+
+
+LATER = layer("Power", "later", "b", "z", "power_param { power: 2 }") + layer("Silence", "si", "z", "").replace(
+    'top: ""', ""
+)
+
+
+@register_layer
+class TurnsOnHost(Layer):
+    """y = -x, by functions; in place."""
+
+    type = "TurnsOnHost"
+
+    def reshape(self, bottom, top):
+        pass
+
+    def forward(self, bottom, top):
+        yield call(lambda x, y: np.negative(x, out=y), read(bottom[0]), overwrite(top[0]))
+
+    def backward(self, bottom, top, propagate_down):
+        yield call(lambda dy, dx: np.negative(dy, out=dx), read_diff(top[0]), overwrite_diff(bottom[0]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["kept", "viewed", "used on the host", "read later", "weighted"])
+def test_what_somebody_may_read_is_written(how):
+    text = residual()
+    if how == "read later":
+        text += LATER
+    if how == "used on the host":
+        norm = layer("BatchNorm", "bn", "b", "b")
+        text = text.replace(norm, layer("TurnsOnHost", "turns", "b", "b") + norm)
+    if how == "weighted":
+        text = text.replace('"x" type: "Eltwise"', '"x" type: "Eltwise" eltwise_param { coeff: 1 coeff: 2 }')
+    kept = made(text, emulated(True), "keep")
+    net = made(text, emulated(True), "train", keep=["b"] if how == "kept" else [])
+    mine = Blob(*net.blobs["b"].shape, device=net.device)
+    if how == "viewed":
+        mine.share_data(net.blobs["b"])
+    assert_same(iterate(net), iterate(kept))
+    assert ops(net)[0]["batch_norm_scale_sum_relu_forward"] == 1
+    if how in ("kept", "viewed", "used on the host"):
+        assert_same([net.blobs["b"].cpu_data()], [kept.blobs["b"].cpu_data()])
+
+
+@needs_compiler
+def test_a_top_that_backward_reads_is_written():
+    """Where a user has laid it over an array that another layer has read before."""
+    early = conv("q", "data") + layer("Power", "early", "q", "z", "power_param { power: 2 }")
+    text = residual().replace(conv("a", "data"), early + conv("a", "data"))
+    text = text.replace(loss("e"), layer("Eltwise", "f", "e z", "f") + loss("f"))
+    kept, net = (made(text, emulated(True), memory) for memory in ("keep", "train"))
+    for each in (net, kept):
+        each.blobs["b"].share_data(each.blobs["q"])
+    assert_same(iterate(net), iterate(kept))
+    assert ops(net)[0]["batch_norm_scale_sum_relu_forward"] == 1

@@ -72,7 +72,7 @@ def compare(one, other):
 @pytest.fixture
 def plain(monkeypatch):
     """Nets made before `fuse` is called run every call by itself."""
-    monkeypatch.setattr(schedule, "groups", lambda calls, ops: {})
+    monkeypatch.setattr(schedule, "groups", lambda *_: {})
     return monkeypatch
 
 

@@ -33,9 +33,11 @@ OPS = {
     "batch_norm_inference": ("xycvf", {"eps": 1e-3}), "batch_norm_backward_global": ("xyvf", {"eps": 1e-3}),
     "batch_norm_forward": ("xyycvcvf", NORM), "batch_norm_backward": ("xcxy", {}),
     "batch_norm_scale_forward": ("xyycvcvfcc", {**NORM, "relu": True}),
+    "batch_norm_scale_sum_relu_forward": ("xxyycvcvfcc", {**NORM, "slope": 0.1}),
     "batch_norm_scale_inference": ("xycvfcc", {"eps": 1e-3, "relu": True}),
     "batch_norm_scale_backward": ("xvccxycc", {"relu": True, "accumulate": True}),
     "scale_relu_forward": ("xccy", {}), "sum_relu_forward": ("xxy", {"slope": 0.1}),
+    "scale_sum_relu_forward": ("xccxccy", {"slope": 0.1}),
     "sum_relu_backward": ("xxyy", {"slope": 0.1}), "sums_relu_backward": ("xxxyyy", {"slope": 0.1}),
     "relu_bias_backward": ("xxyc", {"slope": 0.1, "accumulate": False}),
 }  # fmt: skip

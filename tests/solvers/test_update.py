@@ -187,7 +187,7 @@ def test_parameters_together_come_out_as_each_by_itself(cuda, monkeypatch, kind,
     text = NET.replace("lr_mult: 0", "lr_mult: 1")
     together = make(options, cuda, dtype, text)
     assert len(together[0]._schedule._program()) == 2  # one for each pair of multipliers
-    monkeypatch.setattr(schedule, "groups", lambda calls, ops: {})
+    monkeypatch.setattr(schedule, "groups", lambda *_: {})
     apart = make(options, cuda, dtype, text)
     assert len(apart[0]._schedule._program()) == 4
     assert after(*together) == after(*apart)

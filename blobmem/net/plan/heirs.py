@@ -48,10 +48,12 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
     "batch_norm_backward": ((0, 2), (3,)),
     # what runs in place of several
     "batch_norm_scale_forward": ((0,), (1, 2)),
+    "batch_norm_scale_sum_relu_forward": ((0, 1), (2, 3)),
     "batch_norm_scale_inference": ((0,), (1,)),
     "batch_norm_scale_backward": ((0, 4), (5,)),
     "relu_bias_backward": ((0, 1), (2,)),
     "scale_relu_forward": ((0,), (3,)),
+    "scale_sum_relu_forward": ((0, 3), (6,)),
     "sum_relu_forward": ((0, 1), (2,)),
     "sum_relu_backward": ((0, 1), (2, 3)),  # all that it writes is the same
     "sums_relu_backward": ((0, 1, 2, 3), (3, 4, 5)),
@@ -75,6 +77,7 @@ def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> 
             continue
         one_by_one = calls[:-1] or calls
         begun: dict[SyncedMemory, Operand] = {}  # how each memory that the step has used so far was used last
+        before: dict[SyncedMemory, list[Operand]] = {}  # what had the bytes of what the step makes in place
         for at, each in enumerate(one_by_one):
             born = [operand for operand in each.present() if _is_born(operand, index, begun, uses)]
             begun.update((operand.view.memory, operand) for operand in each.present())
@@ -90,8 +93,10 @@ def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> 
                         continue
                     if not use.is_all(old) or use.place(old) in found:
                         continue
-                    if all(_may_lie(new, old, call) for call in (each, calls[-1])):
+                    olds = [*before.get(memory, ()), old]
+                    if _may_lie(new, old, each) and all(_may_lie(new, one, calls[-1]) for one in olds):
                         found[use.place(old)] = uses[new.view.memory].place(new)
+                        before[new.view.memory] = olds
                         break
     return found
 

@@ -226,11 +226,12 @@ class Plan:
                 first, stop = (bisect_left(makers, position) for position in (span.start, span.stop))
                 span.made += [(memory, 0 if first <= start else first, stop)] if first < stop else []
         anew = {memory for memory, each in self._remade.items() if not each.array.diff}
+        skipped = span.schedule.skipped(span.start, span.stop)
         coming = sorted(written, key=lambda tenant: tenant.first)
         for tenant in sorted(written, key=lambda tenant: tenant.last, reverse=True):
             while coming and coming[-1].first > tenant.last:
                 coming.pop().take(later)
-            used_up = tenant.memory in anew and tenant.last in steps
+            used_up = tenant.memory in skipped or (tenant.memory in anew and tenant.last in steps)
             inherited = any(heir in span.written for heir in tenant.heirs if heir is not None)
             if tenant.memory is not None and (used_up or inherited or tenant.meets(later)):
                 span.spent.append(tenant.memory)

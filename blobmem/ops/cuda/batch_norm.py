@@ -73,9 +73,26 @@ def forward(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray,
     if x.size == 0:
         return
     state = mean, inv_std, running_mean, running_var, factor
-    factors = _reduce(_UP, x, "forward_moments", "forward_finish", (x,), state, ws, eps, fraction)
+    factors = _statistics(x, state, eps, fraction, ws)
+    _UP.chunks(x, "forward_map", x.size, x, y, xhat, factors, gamma, beta, x.size, x.shape[1], x.shape[2], relu)
+
+
+def forward_sum(x: CudaArray, b: CudaArray, y: CudaArray, xhat: CudaArray | None, state: tuple[CudaArray, ...],
+                gamma: CudaArray, beta: CudaArray | None, *, eps: float, fraction: float, slope: float,
+                ws: CudaArray) -> None:  # fmt: skip
+    """y = gamma * xhat + beta + b where that is positive, slope times as much elsewhere; all else as of `forward`.
+
+    b and y have the size of x, and any shape; y may be b.
+    """
+    if x.size == 0:
+        return
+    factors = _statistics(x, state, eps, fraction, ws)
     shape = x.size, x.shape[1], x.shape[2]
-    _UP.chunks(x, "forward_map", x.size, x, y, xhat, factors, gamma, beta, *shape, relu)
+    _UP.chunks(x, "forward_sum_map", x.size, x, b, y, xhat, factors, gamma, beta, *shape, slope)
+
+
+def _statistics(x: CudaArray, state: tuple[CudaArray, ...], eps: float, fraction: float, ws: CudaArray) -> int:
+    return _reduce(_UP, x, "forward_moments", "forward_finish", (x,), state, ws, eps, fraction)
 
 
 def backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray,

@@ -47,6 +47,20 @@ def batch_norm_scale_forward(x: CudaArray, y: CudaArray, xhat: CudaArray | None,
 
 
 @op(family="cuda", workspace=batch_norm.workspace)
+def batch_norm_scale_sum_relu_forward(x: CudaArray, b: CudaArray, y: CudaArray, xhat: CudaArray | None,
+                                      mean: CudaArray, inv_std: CudaArray, running_mean: CudaArray,
+                                      running_var: CudaArray, factor: CudaArray, gamma: CudaArray,
+                                      beta: CudaArray | None, *, eps: float, fraction: float, slope: float,
+                                      ws: CudaArray) -> None:  # fmt: skip
+    """`batch_norm_scale_forward`, and y = `sum_relu_forward` of what that makes, which is not written, and b.
+
+    b and y have the size of x, and any shape; y may be x or b.
+    """
+    state = mean, inv_std, running_mean, running_var, factor
+    batch_norm.forward_sum(x, b, y, xhat, state, gamma, beta, eps=eps, fraction=fraction, slope=slope, ws=ws)
+
+
+@op(family="cuda", workspace=batch_norm.workspace)
 def batch_norm_scale_backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray, beta: CudaArray | None,
                               dy: CudaArray, dx: CudaArray, dgamma: CudaArray | None, dbeta: CudaArray | None, *,
                               relu: bool, accumulate: bool, ws: CudaArray) -> None:  # fmt: skip
@@ -76,6 +90,18 @@ def scale_relu_forward(x: CudaArray, gamma: CudaArray, beta: CudaArray | None, y
 def sum_relu_forward(a: CudaArray, b: CudaArray, y: CudaArray, *, slope: float) -> None:
     """y = a + b where positive, slope * (a + b) elsewhere; y may be a or b."""
     _KERNELS.map("sum_relu", (a, b, y), slope)
+
+
+@op(family="cuda")
+def scale_sum_relu_forward(a: CudaArray, gamma_a: CudaArray, beta_a: CudaArray | None, b: CudaArray,
+                           gamma_b: CudaArray | None, beta_b: CudaArray | None, y: CudaArray, *,
+                           slope: float) -> None:  # fmt: skip
+    """`sum_relu_forward` of `scale_forward` of a and, with gamma_b, of b, to the same bits.
+
+    b and y have the size of a, and any shape; y may be a or b.
+    """
+    arrays = a, gamma_a, beta_a, b, gamma_b, beta_b, y
+    _KERNELS.chunks(a, "scale_sum_relu", a.size, *arrays, a.size, a.shape[1], a.shape[2], slope)
 
 
 @op(family="cuda")

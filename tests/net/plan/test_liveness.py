@@ -250,6 +250,21 @@ def test_an_array_of_one_step_takes_over_and_is_taken_over(blobs):
     assert turns(*steps) == [["a", "c", "db"], ["b", "d"]]
 
 
+def test_what_takes_over_an_array_that_one_call_skips_takes_that_calls_input(blobs):
+    x, top, b, y = blobs
+    gamma = Blob((4,), name="gamma")
+    begun = [[call("pool", overwrite(x), overwrite(b))], [call("pool", overwrite(gamma))]]
+    one_by_one = [
+        call("scale_forward", read(x), read(gamma), None, overwrite(top)),
+        call("eltwise_sum", read(top), read(b), overwrite(y), coeffs=(1, 1)),
+    ]
+    as_one = call("scale_sum_relu_forward", read(x), read(gamma), None, read(b), None, None, overwrite(y), slope=0.0)
+    later = [call("pool", read(b))]
+    assert turns(*begun, [*one_by_one, as_one], later) == [["a", "b", "d"]]
+    as_one = dataclasses.replace(as_one, op="pool")  # which may read x when it has written y
+    assert turns(*begun, [*one_by_one, as_one], later) == [["a", "b"]]
+
+
 # -------------------------------------------------------------------- programs at random
 
 

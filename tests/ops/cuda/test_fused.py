@@ -226,6 +226,53 @@ def test_sum_relu(cuda, rng, size, dtype, slope):
             np.testing.assert_array_equal(result, g)
 
 
+def same_bits(mine, theirs):
+    np.testing.assert_array_equal(mine.view(np.uint8), theirs.view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (0, 3, 4)])
+@pytest.mark.parametrize("slope", [0.0, 0.25])
+def test_scale_sum_relu_has_the_bits_of_its_parts(cuda, rng, shape, dtype, slope):
+    """Of one that is scaled and one that is not, or two; zeros of either sign too, which a slope lets through."""
+    a, b = normal(rng, dtype, *shape), normal(rng, dtype, *shape)
+    a.ravel()[::3] = b.ravel()[::3] = -0.0
+    (of_a, of_b), (gamma, beta) = (
+        (factors(rng, dtype, shape[1], False) for _ in "ab"),
+        factors(rng, dtype, shape[1], True),
+    )
+    for factors_a, factors_b in [((gamma, beta), (None, None)), (of_a, (None, None)), (of_a, (gamma, beta)),
+                                 ((gamma, beta), of_b)]:  # fmt: skip
+        one = cuda.run("scale_forward", a, *factors_a, np.zeros_like(a))[3]
+        other = b if factors_b[0] is None else cuda.run("scale_forward", b, *factors_b, np.zeros_like(b))[3]
+        y = cuda.run("sum_relu_forward", one, other, np.zeros_like(a), slope=slope)[2]
+        for target in (np.ones_like(a), a, b):
+            got = cuda.run("scale_sum_relu_forward", a, *factors_a, b, *factors_b, target, slope=slope)
+            same_bits(got[6], y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (0, 3, 4)])
+@pytest.mark.parametrize("slope", [0.0, 0.25])
+def test_batch_norm_scale_sum_relu_has_the_bits_of_its_parts(cuda, rng, shape, dtype, slope):
+    x, b = normal(rng, dtype, *shape, mean=2), normal(rng, dtype, *shape)
+    given = state(rng, dtype, shape[1])
+    options = {"eps": 1e-3, "fraction": 0.75}
+    for bias, kept in [(True, np.zeros_like(x)), (False, np.zeros_like(x)), (True, None)]:
+        scale = factors(rng, dtype, shape[1], bias)
+        parts = cuda.run("batch_norm_scale_forward", x, np.zeros_like(x), kept, *given, *scale, **options, relu=False)
+        y = cuda.run("sum_relu_forward", b, parts[1], np.zeros_like(x), slope=slope)[2]
+        for target in (np.ones_like(x), x, b):
+            got = cuda.run(
+                "batch_norm_scale_sum_relu_forward", x, b, target, kept, *given, *scale, **options, slope=slope
+            )
+            same_bits(got[2], y)
+            for mine, theirs in zip(got[3:9], parts[2:8], strict=True):
+                assert (mine is None) == (theirs is None)
+                if mine is not None:
+                    same_bits(mine, theirs)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0, 1, 4, 1030, 5003])
 @pytest.mark.parametrize("slope", [0.0, 0.25])
@@ -293,6 +340,12 @@ def test_many_elements_of_a_thread(cuda, rng, shape, dtype, blocks, monkeypatch)
     got = cuda.run("batch_norm_scale_backward", xhat, kept[1], gamma, beta, dy, dy, gamma.copy(), None, relu=True,
                    accumulate=False)  # fmt: skip
     close(got[4], dx, dtype)
+    summed = cuda.run("sum_relu_forward", cuda.run("scale_forward", xhat, gamma, beta, y)[3], dy, y, slope=0.0)[2]
+    got = cuda.run("scale_sum_relu_forward", xhat, gamma, beta, dy, None, None, np.zeros_like(x), slope=0.0)
+    same_bits(got[6], summed)
+    got = cuda.run("batch_norm_scale_sum_relu_forward", x, dy, np.zeros_like(x), np.zeros_like(x), *given, gamma, beta,
+                   eps=1e-3, fraction=0.75, slope=0.0)  # fmt: skip
+    close(got[2], summed, dtype)
     cuda.compare("batch_norm_inference", x, y, *given[2:], eps=1e-3)
     cuda.compare("scale_forward", x, gamma, beta, x)
     cuda.compare("prelu_forward", x, gamma, y)

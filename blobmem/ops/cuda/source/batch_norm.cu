@@ -154,6 +154,30 @@ extern "C" __global__ void __launch_bounds__(256, 4)
   map_channels(map, n, channels, inner, aligned(x) && aligned(y) && aligned(xhat), true);
 }
 
+// The same and a sum: y = relu(gamma * xhat + beta + b).
+struct NormalizeSum {
+  typedef ::At At;
+  enum { GROUP = 2 };
+  Normalize one;
+  const T *b;
+  T slope;
+  __device__ __forceinline__ At at(i64 c) const { return one.at(c); }
+  template <int W> __device__ __forceinline__ Lots<W> load(i64 i) const { return ::load<W>(one.x, b, i); }
+  template <class V> __device__ __forceinline__ void apply(const At &at, V &v, int j) const {
+    T other = v.b.at[j];
+    one.apply(at, v, j);
+    v.a.at[j] = leaky(v.a.at[j] + other, slope);
+  }
+  template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { one.template store<W>(i, v); }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    forward_sum_map(const T *x, const T *b, T *y, T *xhat, const void *factors, const T *gamma, const T *beta, i64 n,
+                    i64 channels, i64 inner, T slope) {
+  NormalizeSum map = {{x, y, xhat, (const Factors *)factors, {gamma, beta, 0}}, b, slope};
+  map_channels(map, n, channels, inner, aligned(x) && aligned(b) && aligned(y) && aligned(xhat), true);
+}
+
 // y = (x - mean) / sqrt(variance + eps) with the running sums over their factor (0 where that is 0), times gamma, plus
 // beta, and where negative 0 with `relu`; mean, gamma and beta may be null.
 struct Running {

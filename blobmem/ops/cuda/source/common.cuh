@@ -37,6 +37,9 @@ template <int W> __device__ __forceinline__ Lots<W> load(const T *x, const T *y,
 __device__ __forceinline__ T max_of(T a, T b) { return a > b ? a : b; }
 __device__ __forceinline__ T min_of(T a, T b) { return a < b ? a : b; }
 
+// ReLU. Without a slope nothing is multiplied, as in neuron.cu.
+__device__ __forceinline__ T leaky(T v, T slope) { return v > 0 ? v : slope == 0 && v <= 0 ? (T)0 : v * slope; }
+
 // 1 / (1 + exp(-x)); nothing overflows.
 __device__ __forceinline__ T sigmoid_of(T x) { return (T)0.5 + (T)0.5 * tanh((T)0.5 * x); }
 

@@ -1,12 +1,38 @@
 #include "common.cuh"
+#include "channel_maps.cuh"
 
-// Without a slope nothing is multiplied, as in neuron.cu.
-__device__ __forceinline__ T leaky(T v, T slope) { return v > 0 ? v : slope == 0 && v <= 0 ? (T)0 : v * slope; }
 __device__ __forceinline__ T passed(T y, T dy, T slope) { return y > 0 ? dy : slope == 0 ? (T)0 : dy * slope; }
 
 // y = relu(a + b); y may be a or b.
 extern "C" __global__ void sum_relu(const T *a, const T *b, T *y, i64 n, T slope) {
   map2(a, b, y, n, [=](T u, T v) { return leaky(u + v, slope); });
+}
+
+// y = relu(a * gamma_a[c] + beta_a[c] + b * gamma_b[c] + beta_b[c]), each product rounded with what is added to it, as in
+// norm.cu. Betas may be null, and so may gamma_b: b as it is, for which a negative zero is added to it.
+struct ScaledSum {
+  struct At { T times_a, plus_a, times_b, plus_b; };
+  enum { GROUP = 2 };
+  const T *a, *gamma_a, *beta_a, *b, *gamma_b, *beta_b;
+  T *y;
+  T slope;
+  __device__ __forceinline__ At at(i64 c) const {
+    return At{gamma_a[c], beta_a ? beta_a[c] : (T)0, gamma_b ? gamma_b[c] : (T)1,
+              beta_b ? beta_b[c] : gamma_b ? (T)0 : -(T)0};
+  }
+  template <int W> __device__ __forceinline__ Lots<W> load(i64 i) const { return ::load<W>(a, b, i); }
+  template <class V> __device__ __forceinline__ void apply(const At &at, V &v, int j) const {
+    T one = fma(at.times_a, v.a.at[j], at.plus_a), other = fma(at.times_b, v.b.at[j], at.plus_b);
+    v.a.at[j] = leaky(one + other, slope);
+  }
+  template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { ::store<W>(y, i, v.a); }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    scale_sum_relu(const T *a, const T *gamma_a, const T *beta_a, const T *b, const T *gamma_b, const T *beta_b, T *y,
+                   i64 n, i64 channels, i64 inner, T slope) {
+  ScaledSum map = {a, gamma_a, beta_a, b, gamma_b, beta_b, y, slope};
+  map_channels(map, n, channels, inner, aligned(a) && aligned(b) && aligned(y));
 }
 
 // dy, da and db all become g where y is positive, slope * g elsewhere; g is `one`, plus `two` if that is not null. da and
