@@ -6,7 +6,7 @@ import numpy as np
 
 from blobmem.ops.host.compiled import kernel, part
 from blobmem.ops.host.philox import philox, uniform_of
-from blobmem.ops.host.pool_vectors import NOWHERE, raise_row, raise_windows
+from blobmem.ops.host.pool_vectors import NOWHERE, put_places, raise_row, raise_windows
 from blobmem.ops.host.products import copy_run
 from blobmem.ops.host.tile import lanes
 
@@ -58,9 +58,8 @@ def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, 
             values[c], places[c] = 0, c * shift - edge - 1
         copy_run(y, line * columns, values, 0, columns)
         if with_mask:
-            row = mask[line * columns : (line + 1) * columns]
-            for c in range(columns):
-                row[c] = places[c] - c * shift + edge
+            for c in range(0, columns, step):
+                put_places(mask, line * columns + c, values, places, c, columns - c, c * shift - edge, shift)
 
 
 @kernel
@@ -77,20 +76,22 @@ def scatter(start, stop, dy, mask, dx, fresh, height, width, rows, columns):
 
 @kernel
 def scatter_near(start, stop, dy, mask, dx, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
-    """`scatter` to zeros with a mask in bytes."""
-    steps = np.empty(256, np.int64)  # from the first element of a window, clipped or not, to each
+    """`scatter` to zeros with a mask in bytes. Indices are unsigned, or each would be asked whether it is negative."""
+    one, apart = np.uint64(1), np.uint64(sw)
+    steps = np.empty(256, np.uint64)  # from the first element of a window, clipped or not, to each
     for place in range(kh * kw):
         steps[place] = place // kw * width + place % kw
+    i = np.uint64(start * rows * columns)
     for plane in range(start, stop):
         target = dx[plane * height * width : (plane + 1) * height * width]
         target[:] = 0
         for r in range(rows):
-            line = (plane * rows + r) * columns
-            places, values = mask[line : line + columns], dy[line : line + columns]
-            first = (r * sh - ph) * width - pw
-            for c in range(columns):
-                if places[c] != NO_PLACE:
-                    target[first + c * sw + steps[places[c]]] += values[c]
+            first = np.uint64((r * sh - ph) * width - pw)
+            for _ in range(columns):
+                if mask[i] != NO_PLACE:
+                    target[first + steps[mask[i]]] += dy[i]
+                first += apart
+                i += one
 
 
 @kernel
