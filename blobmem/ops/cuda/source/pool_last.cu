@@ -201,8 +201,8 @@ __device__ __forceinline__ void average_gather(const T *dy, T *dx, i64 images, c
   gather<N, S, W, Lot<W>>(dx, images, s, get, add);
 }
 
-extern "C" __global__ void largest_gradient_1_2(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window,
-                                                Dims sizes) {
+extern "C" __global__ void __launch_bounds__(256, 6)
+    largest_gradient_1_2(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_MASK((dy, mask, dx, images, s), largest_gather, 1, 2);
 }
