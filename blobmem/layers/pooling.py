@@ -13,6 +13,7 @@ from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_d
 from blobmem.proto import caffe_pb2
 
 _MAX, _AVERAGE, _STOCHASTIC = 0, 1, 2
+_MOST_IN_BYTES = 255  # elements of a window whose places fit into bytes, one number being left for none
 _MOST_PAD = 2**20  # scratch has a row with its padding
 
 
@@ -53,6 +54,7 @@ class Pooling(Layer):
             raise self.error("pad", f"less than the window, {self.kernel}", self.pad)
         if self.pad != (0, 0) and self.method == _STOCHASTIC:
             raise self.error("pad", "0 for stochastic pooling", self.pad)
+        self.in_bytes = not self.is_global and math.prod(self.kernel) <= _MOST_IN_BYTES and len(top) == 1
         self.ceil = options.round_mode == caffe_pb2.PoolingParameter.CEIL
 
     def _pair(self, name: str, name_h: str, name_w: str) -> tuple[int, int]:
@@ -91,7 +93,7 @@ class Pooling(Layer):
         stride = tuple(max(1, min(s, size + p)) for s, size, p in zip(self.stride, plane, self.pad, strict=True))
         self.window: dict[str, Any] = {"kernel": kernel, "stride": stride, "pad": self.pad}
         if self.method != _AVERAGE:
-            self.internal_blob("mask", top[0].shape, "int32")
+            self.internal_blob("mask", top[0].shape, "uint8" if self.in_bytes else "int32")
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         wanted = self.method == _MAX and (self.keeps_state or len(top) > 1)

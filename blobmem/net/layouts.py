@@ -141,7 +141,9 @@ def _operand(call: Call, at: int) -> Operand:
 
 def _image(operand: Operand | None) -> Shape | None:
     """The (images, channels, height, width) of an operand; None for anything else."""
-    if operand is None or len(operand.blob.shape) != 4 or operand.blob.dtype.itemsize != 4 or not operand.blob.count:
+    if operand is None or len(operand.blob.shape) != 4 or not operand.blob.count:
+        return None
+    if operand.blob.dtype.itemsize not in (1, 4):  # masks may be in bytes
         return None
     return operand.array_shape
 
@@ -180,7 +182,7 @@ def turn(device: Any, source: int, target: int, form: Form, back: bool) -> None:
     from blobmem.ops.cuda import layout
 
     images, channels, positions, dtype = form
-    dtype = np.dtype(f"f{dtype.itemsize}")  # only moved, whatever it stands for
+    dtype = np.dtype(np.uint8 if dtype.itemsize == 1 else np.float32)  # only moved, whatever it stands for
     first, last = (images, channels, positions), (images, positions, channels)
     if back:
         layout.to_channels_first(device.as_array(source, last, dtype), device.as_array(target, first, dtype))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 from math import prod
 
+import numpy as np
+
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import strided
 from blobmem.ops.cuda.launch import Kernels
@@ -53,13 +55,20 @@ def weights_turn(w: Shape, layout: str) -> bool:
 
 def to_channels_last(x: CudaArray, y: CudaArray) -> None:
     """y's memory = x (images, channels, spatial...) as (images, spatial..., channels). y has as many elements."""
-    strided.transposed(x, y, _planar(x.shape), (0, 2, 1))
+    _turn(x, y, _planar(x.shape))
 
 
 def to_channels_first(x: CudaArray, y: CudaArray) -> None:
     """y (images, channels, spatial...) = x's memory, which is (images, spatial..., channels)."""
     images, channels, positions = _planar(y.shape)
-    strided.transposed(x, y, (images, positions, channels), (0, 2, 1))
+    _turn(x, y, (images, positions, channels))
+
+
+def _turn(x: CudaArray, y: CudaArray, shape: tuple[int, int, int]) -> None:
+    if x.dtype.itemsize == 1:
+        _KERNELS.over(x.part(0, (0,), np.float32), "turn_bytes", x.size, x, y, x.size, *shape[1:])
+    else:
+        strided.transposed(x, y, shape, (0, 2, 1))
 
 
 def widen_channels(x: CudaArray, y: CudaArray) -> None:

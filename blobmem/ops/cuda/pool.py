@@ -1,6 +1,7 @@
 """Pooling over planes; arrays, windows and what they give are as on the host.
 
 With `layout="NHWC"` all arrays, masks too, are (images, height, width, channels); the numbers in a mask stay the same.
+Both kinds of masks are written by the same kernels, which are told which it is.
 
 A gradient is gathered: each element of dx sums, row by row, over the windows that see it, so a mask has to be that of a
 pooling with these windows.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.devices.cuda.sources import dims
@@ -147,18 +150,23 @@ def _backward(dy: CudaArray, dx: CudaArray, name: str, layout: str, arguments: t
         _LAST.run(dx, f"{name}_{ending}", blocks, THREADS, *arguments, *rest)
 
 
+def with_kind(mask: CudaArray | None) -> tuple[CudaArray | None, bool]:
+    """A mask as kernels take it: itself, and whether it is in bytes."""
+    return mask, mask is not None and mask.dtype == np.uint8
+
+
 @op(family="cuda")
 def max_pool_forward(x: CudaArray, y: CudaArray, mask: CudaArray | None, *, kernel: Pair, stride: Pair, pad: Pair,
                      layout: str = "NCHW") -> None:  # fmt: skip
-    """y = the largest of each window; mask (int32, None: not wanted) = its index in x's plane, or -1."""
-    _forward(x, y, "largest", layout, (x, y, mask), kernel, stride, pad)
+    """y = the largest of each window; mask (int32 or uint8, None: not wanted) = its place."""
+    _forward(x, y, "largest", layout, (x, y, *with_kind(mask)), kernel, stride, pad)
 
 
 @op(family="cuda")
 def max_pool_backward(dy: CudaArray, mask: CudaArray, dx: CudaArray, *, kernel: Pair, stride: Pair, pad: Pair,
                       layout: str = "NCHW") -> None:  # fmt: skip
     """dx = the sum of dy over the windows whose value came from there; of stochastic pooling too."""
-    _backward(dy, dx, "largest_gradient", layout, (dy, mask, dx), kernel, stride, pad)
+    _backward(dy, dx, "largest_gradient", layout, (dy, *with_kind(mask), dx), kernel, stride, pad)
 
 
 @op(family="cuda")
@@ -180,7 +188,7 @@ def stochastic(x: CudaArray, y: CudaArray, mask: CudaArray | None, draws: Draws 
     if draws is None:
         windows.forward(x, "expected", x, y)
     else:
-        windows.forward(x, "stochastic", x, y, mask, *map(int, draws.key()))
+        windows.forward(x, "stochastic", x, y, *with_kind(mask), *map(int, draws.key()))
 
 
 @op(family="cuda")

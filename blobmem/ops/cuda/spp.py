@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.ops.cuda.pool import Pair, Windows, stochastic
+from blobmem.ops.cuda.pool import Pair, Windows, stochastic, with_kind
 from blobmem.ops.registry import op
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ def _windows(x: CudaArray, y: CudaArray, levels: Levels) -> Iterator[Windows]:
 def spp_max_forward(x: CudaArray, y: CudaArray, mask: CudaArray | None, *, levels: Levels) -> None:
     """y = the largest of each window; mask (int32, of y's shape; None: not wanted) = its index in the plane."""
     for windows in _windows(x, y, levels):
-        windows.by_size(x, "largest", x, y, mask)
+        windows.by_size(x, "largest", x, y, *with_kind(mask))
 
 
 @op(family="cuda")
 def spp_max_backward(dy: CudaArray, mask: CudaArray, dx: CudaArray, *, levels: Levels) -> None:
     """dx = the sum of dy over the windows of all levels whose value came from there; of stochastic pooling too."""
     for windows in _windows(dx, dy, levels):
-        windows.backward(dx, "largest_gradient", dy, mask, dx, windows.at == 0)
+        windows.backward(dx, "largest_gradient", dy, *with_kind(mask), dx, windows.at == 0)
 
 
 @op(family="cuda")

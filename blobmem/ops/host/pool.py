@@ -3,6 +3,9 @@
 `kernel`, `stride` and `pad` are (height, width). The caller computes y's plane (rounding up); windows are clipped to x.
 An average divides by the window's size, clipped to x with its padding, as in Caffe. A window that begins beyond x, as
 the last may with a stride above the kernel, gives 0.
+
+A mask has the place that each value came from. In int32 that is its index in x's plane, or -1 for a window with nothing
+in it; in uint8, for windows of at most 255 elements, its index in the window before that is clipped, or 255.
 """
 
 from __future__ import annotations
@@ -13,7 +16,15 @@ from typing import Any
 import numpy as np
 
 from blobmem.ops.host.parallel import parallel_for
-from blobmem.ops.host.pool_kernels import average, average_backward, largest, scatter, stochastic_test, stochastic_train
+from blobmem.ops.host.pool_kernels import (
+    average,
+    average_backward,
+    largest,
+    scatter,
+    scatter_near,
+    stochastic_test,
+    stochastic_train,
+)
 from blobmem.ops.host.random import Draws
 from blobmem.ops.registry import op
 
@@ -28,7 +39,7 @@ def _run(kernel: Callable[..., Any], x: np.ndarray, y: np.ndarray, *operands: An
 @op
 def max_pool_forward(x: np.ndarray, y: np.ndarray, mask: np.ndarray | None, *, kernel: Pair, stride: Pair,
                      pad: Pair) -> None:  # fmt: skip
-    """y = the largest of each window; mask (int32, None: not wanted) = its index in x's plane, or -1.
+    """y = the largest of each window; mask (int32 or uint8, None: not wanted) = its place.
 
     Of equals it is the first. What is not a number counts as larger than any.
     """
@@ -40,7 +51,11 @@ def max_pool_forward(x: np.ndarray, y: np.ndarray, mask: np.ndarray | None, *, k
 def max_pool_backward(dy: np.ndarray, mask: np.ndarray, dx: np.ndarray, *, kernel: Pair, stride: Pair,
                       pad: Pair) -> None:  # fmt: skip
     """dx = the sum of dy over the windows whose value came from there; of stochastic pooling too."""
-    _run(scatter, dx, dy, dy.reshape(-1), mask.reshape(-1), dx.reshape(-1), True)
+    arrays = dy.reshape(-1), mask.reshape(-1), dx.reshape(-1)
+    if mask.dtype == np.uint8:
+        _run(scatter_near, dx, dy, *arrays, *kernel, *stride, *pad)
+    else:
+        _run(scatter, dx, dy, *arrays, True)
 
 
 @op

@@ -6,9 +6,12 @@ import numpy as np
 
 from blobmem.ops.host.compiled import kernel, part
 from blobmem.ops.host.philox import philox, uniform_of
-from blobmem.ops.host.pool_vectors import NOWHERE, raise_row, raise_windows
+from blobmem.ops.host.pool_vectors import NOWHERE, put_places, raise_row, raise_windows
 from blobmem.ops.host.products import copy_run
 from blobmem.ops.host.tile import lanes
+
+NO_PLACE = 255
+"""In a mask in bytes, of a window with nothing in it."""
 
 
 @part
@@ -22,9 +25,11 @@ def span(place, stride, pad, size, limit):
 def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
     """First down the windows' columns, a whole row of x at a time, then along what that leaves.
 
-    `best` has the row with its padding, lower than any number, so that no window needs clipping. Windows that begin
-    beyond the plane have place -1.
+    `best` has the row with its padding, lower than any number, so that no window needs clipping. For a mask in
+    bytes places are counted from the window's first row on, and from its first column on when they are put there.
     """
+    near = mask.itemsize == 1
+    pitch, shift, edge = (kw, sw, pw) if near else (width, 0, 0)
     within = min(columns, (width + pw + sw - 1) // sw)
     step = lanes(x)
     wide = max(width + pw, (columns - 1) * sw + kw) + 3 * step
@@ -33,10 +38,11 @@ def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, 
     for line in range(start * rows, stop * rows):
         plane, r = line // rows * height * width, line % rows
         h0, h1 = span(r, sh, ph, kh, height)
+        top = r * sh - ph if near else 0
         for h in range(h0, h1):
             for j in range(0, width, step):
-                at = h * width + j
-                raise_row(best, where, pw + j, x, plane + at, min(step, width - j), at, h == h0)
+                place = (h - top) * pitch + j
+                raise_row(best, where, pw + j, x, plane + h * width + j, min(step, width - j), place, h == h0)
         if sw <= 2:
             for w in range(kw):
                 for c in range(0, columns, step):
@@ -49,10 +55,11 @@ def largest(start, stop, x, y, mask, with_mask, kh, kw, sh, sw, ph, pw, height, 
                     if best[w] > values[c] or best[w] != best[w] or equal:
                         values[c], places[c] = best[w], where[w]
         for c in range(within if h1 > h0 else 0, columns):
-            values[c], places[c] = 0, -1
+            values[c], places[c] = 0, c * shift - edge - 1
         copy_run(y, line * columns, values, 0, columns)
         if with_mask:
-            copy_run(mask, line * columns, places, 0, columns)
+            for c in range(0, columns, step):
+                put_places(mask, line * columns + c, values, places, c, columns - c, c * shift - edge, shift)
 
 
 @kernel
@@ -65,6 +72,26 @@ def scatter(start, stop, dy, mask, dx, fresh, height, width, rows, columns):
         for i in range(plane * rows * columns, (plane + 1) * rows * columns):
             if mask[i] >= 0:
                 target[mask[i]] += dy[i]
+
+
+@kernel
+def scatter_near(start, stop, dy, mask, dx, kh, kw, sh, sw, ph, pw, height, width, rows, columns):
+    """`scatter` to zeros with a mask in bytes. Indices are unsigned, or each would be asked whether it is negative."""
+    one, apart = np.uint64(1), np.uint64(sw)
+    steps = np.empty(256, np.uint64)  # from the first element of a window, clipped or not, to each
+    for place in range(kh * kw):
+        steps[place] = place // kw * width + place % kw
+    i = np.uint64(start * rows * columns)
+    for plane in range(start, stop):
+        target = dx[plane * height * width : (plane + 1) * height * width]
+        target[:] = 0
+        for r in range(rows):
+            first = np.uint64((r * sh - ph) * width - pw)
+            for _ in range(columns):
+                if mask[i] != NO_PLACE:
+                    target[first + steps[mask[i]]] += dy[i]
+                first += apart
+                i += one
 
 
 @kernel
@@ -140,7 +167,9 @@ def stochastic_train(start, stop, x, y, mask, with_mask, key, number, kh, kw, sh
         empty = h1 <= h0 or w1 <= w0
         y[i] = 0 if empty else x[plane * height * width + place]
         if with_mask:
-            mask[i] = -1 if empty else place
+            h, w = place // width, place % width
+            near = (h - r * sh + ph) * kw + w - c * sw + pw
+            mask[i] = -1 if empty else near if mask.itemsize == 1 else place
 
 
 @kernel

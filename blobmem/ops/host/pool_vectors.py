@@ -113,3 +113,28 @@ def raise_windows(typing: Any, best: Any, where: Any, offset: Any, row: Any, pla
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic
+def put_places(typing: Any, mask: Any, mask_offset: Any, values: Any, places: Any, offset: Any, count: Any, first: Any,
+               apart: Any) -> Any:  # fmt: skip
+    """mask = places - (first, first + apart, ...) for up to a vector of `count` elements; no other is touched.
+
+    A vector is as long as one of `values`, the array that the places are of.
+    """
+    signature = types.void(mask, mask_offset, values, places, offset, count, first, apart)
+
+    def generate(context: Any, builder: Any, signature: Any, v: Any) -> Any:
+        pair = _Pair(context, builder, signature.args, v, 2, v[4])
+        integers, lanes = pair.places, pair.emit.count
+        step, start = (integers.splat(builder.trunc(each, integers.element)) for each in (v[7], v[6]))
+        passed = builder.mul(step, ir.Constant(integers.vector, list(range(lanes))))
+        place = builder.sub(builder.sub(integers.load(pair.place_at), start), passed)
+        marks = Emit(context, builder, signature.args[0].dtype, lanes)
+        if marks.element != integers.element:
+            place = builder.trunc(place, marks.vector)
+        target = array_base(context, builder, signature.args[0], v[0], v[1])
+        marks.store_some(place, target, marks.first_lanes(v[5]))
+        return context.get_dummy_value()
+
+    return signature, generate

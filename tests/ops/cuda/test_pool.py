@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pool_windows import window_of
+from pool_windows import in_bytes, window_of
 
 from blobmem.ops.host.random import draws_at
 
@@ -19,6 +19,7 @@ WINDOWS = {
     "large, few": ((17, 13), (9, 7), (5, 3), (3, 2)),
     "large, many": ((12, 21), (6, 7), (2, 1), (2, 3)),
     "uneven": ((9, 33), (2, 5), (3, 2), (1, 2)),
+    "255 elements": ((18, 21), (15, 17), (2, 3), (7, 9)),
     "one element": ((1, 1), (1, 1), (1, 1), (0, 0)),
 }
 
@@ -33,15 +34,21 @@ def dtype(request):
     return request.param
 
 
+@pytest.fixture(params=[np.int32, np.uint8], ids=["places in int32", "places in bytes"])
+def kind(request):
+    """A mask's dtype."""
+    return request.param
+
+
 def garbage(*shape, dtype):
-    return np.full(shape, np.nan if dtype != np.int32 else -7, dtype)
+    return np.full(shape, np.nan if np.issubdtype(dtype, np.floating) else 7, dtype)
 
 
-def test_maximum(cuda, rng, window, dtype):
+def test_maximum(cuda, rng, window, dtype, kind):
     plane, out, attributes = window
     # few values, so that there are equal ones in a window
     x = rng.integers(-3, 4, (2, 3, *plane)).astype(dtype)
-    y, mask = garbage(2, 3, *out, dtype=dtype), garbage(2, 3, *out, dtype=np.int32)
+    y, mask = garbage(2, 3, *out, dtype=dtype), garbage(2, 3, *out, dtype=kind)
     _, _, mask = cuda.compare("max_pool_forward", x, y, mask, rtol=0, **attributes)
     cuda.compare("max_pool_forward", x, y, None, rtol=0, **attributes)
     dy = rng.normal(size=mask.shape).astype(dtype)
@@ -61,11 +68,11 @@ def last(x):
 
 
 @pytest.mark.parametrize("channels", [3, 8])
-def test_channels_last(cuda, rng, window, dtype, channels):
+def test_channels_last(cuda, rng, window, dtype, kind, channels):
     plane, out, attributes = window
     x, dy = (rng.integers(-3, 4, (2, channels, *shape)).astype(dtype) for shape in (plane, out))
     x[0, 1, -1, -1] = np.nan
-    y, mask = garbage(*dy.shape, dtype=dtype), garbage(*dy.shape, dtype=np.int32)
+    y, mask = garbage(*dy.shape, dtype=dtype), garbage(*dy.shape, dtype=kind)
 
     def compare(name, *operands):
         """Both layouts; the result of the first."""
@@ -93,11 +100,11 @@ def test_channels_last_of_nothing(cuda):
         cuda.run("ave_pool_forward", x, y, **{**attributes, "layout": "CHWN"})
 
 
-def test_stochastic(cuda, rng, window, dtype):
+def test_stochastic(cuda, rng, window, dtype, kind):
     plane, out, attributes = window
     x = rng.random((2, 3, *plane)).astype(dtype)
     x[0, 0] = 0
-    y, mask = garbage(2, 3, *out, dtype=dtype), garbage(2, 3, *out, dtype=np.int32)
+    y, mask = garbage(2, 3, *out, dtype=dtype), garbage(2, 3, *out, dtype=kind)
     cuda.compare("stochastic_pool_forward", x, y, None, draws=None, **attributes)
     draws = draws_at(3, "pool", 2**33 + 5)
     cuda.compare("stochastic_pool_forward", x, y, None, draws=draws, rtol=0, **attributes)
@@ -122,16 +129,18 @@ def test_what_is_no_number_is_not_lost(cuda, kernel, stride, dtype):
     x[0, 0, 2, 7] = np.nan
     _, got, places = cuda.compare("max_pool_forward", x, y, mask, **attributes)
     assert np.isnan(got).any() and (np.isnan(got) == (places == 2 * size + 7)).all()
+    near = cuda.compare("max_pool_forward", x, y, mask.astype(np.uint8), **attributes)[2]
+    np.testing.assert_array_equal(near, in_bytes(places, x.shape[2:], **attributes))
 
 
-def test_several_planes_a_thread(cuda, rng, monkeypatch):
+def test_several_planes_a_thread(cuda, rng, kind, monkeypatch):
     from blobmem.ops.cuda import planes
 
     monkeypatch.setattr(planes, "_ENOUGH", 64)
     planes.groups.cache_clear()
     assert planes.groups(21, 30) == 3
     x, attributes = rng.normal(size=(3, 7, 10, 12)), {"kernel": (3, 3), "stride": (2, 2), "pad": (0, 0)}
-    y, mask = garbage(3, 7, 5, 6, dtype=float), garbage(3, 7, 5, 6, dtype=np.int32)
+    y, mask = garbage(3, 7, 5, 6, dtype=float), garbage(3, 7, 5, 6, dtype=kind)
     _, y, mask = cuda.compare("max_pool_forward", x, y, mask, rtol=0, **attributes)
     cuda.compare("max_pool_backward", y, mask, garbage(*x.shape, dtype=float), **attributes)
     cuda.compare("ave_pool_backward", y, garbage(*x.shape, dtype=float), **attributes)

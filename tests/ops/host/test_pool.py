@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pool_windows import window_of
+from pool_windows import in_bytes, window_of
 
 from blobmem.ops.host import pool
 from blobmem.ops.host.random import draws_at
@@ -15,6 +15,7 @@ WINDOWS = {
     "gaps, last window beyond": ((11, 20), (2, 2), (3, 4), (0, 0)),
     "whole plane": ((7, 7), (7, 7), (1, 1), (0, 0)),
     "uneven": ((9, 33), (2, 5), (3, 2), (1, 2)),
+    "255 elements": ((18, 21), (15, 17), (2, 3), (7, 9)),
     "one element": ((1, 1), (1, 1), (1, 1), (0, 0)),
 }
 
@@ -60,6 +61,23 @@ def test_maximum(window, planes, dtype, garbage):
     without = garbage(2, 3, *out)
     pool.max_pool_forward(planes, without, None, **attributes)
     np.testing.assert_array_equal(without, y)
+
+
+def test_a_mask_in_bytes(window, planes, dtype, garbage):
+    plane, out, attributes = window
+    planes[0, 1, :, -1] = planes[1, 1] = np.nan
+    planes[1, 2] = -np.inf
+    values, masks, grads = [], [], []
+    dy = np.random.default_rng(1).standard_normal((2, 3, *out)).astype(dtype)
+    for kind in (np.int32, np.uint8):
+        values.append(garbage(2, 3, *out))
+        masks.append(np.full((2, 3, *out), 7, kind))
+        grads.append(garbage(*planes.shape))
+        pool.max_pool_forward(planes, values[-1], masks[-1], **attributes)
+        pool.max_pool_backward(dy, masks[-1], grads[-1], **attributes)
+    np.testing.assert_array_equal(*values)
+    np.testing.assert_array_equal(in_bytes(masks[0], plane, **attributes), masks[1])
+    np.testing.assert_array_equal(*grads)
 
 
 def test_maximum_backward(window, planes, dtype, garbage, close):
@@ -112,9 +130,22 @@ def test_stochastic_in_training_follows_the_values(dtype, garbage):
     np.testing.assert_array_equal(y, np.array([1, 2, 0, 5])[mask])
     shares = np.bincount(mask.reshape(-1), minlength=4) / mask.size
     np.testing.assert_allclose(shares, [1 / 8, 2 / 8, 0, 5 / 8], atol=0.02)
+    near = np.empty(mask.shape, np.uint8)
+    pool.stochastic_pool_forward(x, y, near, draws=draws_at(1, "pool", 0), **attributes)
+    np.testing.assert_array_equal(near, mask)  # the window is the plane
     again = np.empty_like(mask)
     pool.stochastic_pool_forward(x, y, again, draws=draws_at(1, "pool", 1), **attributes)
     assert 0.4 < (again == mask).mean() < 0.6  # the chance of drawing alike
+
+
+def test_a_stochastic_mask_in_bytes(window, dtype, garbage):
+    plane, out, attributes = window
+    x = np.random.default_rng(0).random((2, 3, *plane)).astype(dtype)
+    x[0, 0] = 0
+    y, mask, near = garbage(2, 3, *out), np.empty((2, 3, *out), np.int32), np.empty((2, 3, *out), np.uint8)
+    for each in (mask, near):
+        pool.stochastic_pool_forward(x, y, each, draws=draws_at(1, "pool", 0), **attributes)
+    np.testing.assert_array_equal(in_bytes(mask, plane, **attributes), near)
 
 
 def test_stochastic_takes_the_first_at_the_threshold(monkeypatch):
@@ -148,15 +179,16 @@ def test_what_is_no_number_is_not_lost(stride, dtype):
     assert np.isnan(y).any() and (np.isnan(y) == (mask == 47)).all()
 
 
-def test_threads_and_memory(same_bits, frugal):
+@pytest.mark.parametrize("kind", [np.int32, np.uint8], ids=["int32", "uint8"])
+def test_threads_and_memory(same_bits, frugal, kind):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 9, 41, 43)).astype(np.float32)
     y = np.empty((4, 9, 21, 22), np.float32)
-    mask = np.empty(y.shape, np.int32)
+    mask = np.empty(y.shape, kind)
     attributes = {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1)}
     for check in (same_bits, frugal):
         check(pool.max_pool_forward, x, y, mask, **attributes)
-        check(pool.max_pool_backward, np.ones_like(y), np.zeros_like(mask), x, **attributes)
+        check(pool.max_pool_backward, np.ones_like(y), np.full_like(mask, 4), x, **attributes)
         check(pool.ave_pool_forward, x, y, **attributes)
         check(pool.ave_pool_backward, np.ones_like(y), x, **attributes)
         check(pool.stochastic_pool_forward, x, y, mask, draws=draws_at(1, "", 2), **attributes)

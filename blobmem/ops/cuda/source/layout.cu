@@ -20,3 +20,11 @@ extern "C" __global__ void narrow(const T *x, T *y, i64 n, int from, int to) {
     y[i] = x[row * from + (i - row * to)];
   }
 }
+
+// y = squares of rows x columns bytes, each turned over: seldom run, for masks that somebody looks at.
+extern "C" __global__ void turn_bytes(const u8 *x, u8 *y, i64 n, int rows, int columns) {
+  FOR(i, n) {
+    i64 line = quotient(i, rows), square = quotient(line, columns);
+    y[i] = x[(square * rows + (i - line * rows)) * columns + (line - square * columns)];
+  }
+}

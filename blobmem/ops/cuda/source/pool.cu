@@ -3,66 +3,71 @@
 #include "planes.cuh"
 #include "pool.cuh"
 
+// f<..., the mask's type>(arguments).
+#define BY_MASK(arguments, f, ...) (bytes ? f<__VA_ARGS__, u8> arguments : f<__VA_ARGS__, int> arguments)
+
 // K: windows of K x K, or 0 for any.
-template <int K>
-__device__ __forceinline__ void largest_of(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, int *mask,
-                                           const Pool &s) {
+template <int K, class M>
+__device__ __forceinline__ void largest_of(unsigned planes, unsigned groups, unsigned places, const T *x, T *y,
+                                           void *mask, const Pool &s) {
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
   Window window(s, place);
   bool empty = window.empty();
-  int row[K ? K : 1], column[K ? K : 1];
+  int row[K ? K : 1], column[K ? K : 1], mark[K ? K : 1];  // `mark`: what the mask has for a row, before the column
 #pragma unroll
   for (int i = 0; i < K; i++) {
     row[i] = window.down.clamped(i) * s.width;
     column[i] = window.across.clamped(i);
+    mark[i] = s.mark<M>(window.spot(window.down.clamped(i), 0));
   }
+  int first = s.mark<M>(window.spot(window.down.begin, window.across.begin));
   for (; plane < planes; plane += groups) {
     const T *from = x + s.x_plane(plane);
     T value = 0;
     int found = -1;
     if (!empty) {
-      found = window.down.begin * s.width + window.across.begin;
-      value = from[found];
+      found = first;
+      value = from[window.down.begin * s.width + window.across.begin];
       if (K) {
 #pragma unroll
         for (int i = 0; i < K; i++)
 #pragma unroll
           for (int j = 0; j < K; j++)
-            if (i || j) keep_larger(from[row[i] + column[j]], row[i] + column[j], value, found);
+            if (i || j) keep_larger(from[row[i] + column[j]], mark[i] + column[j], value, found);
       } else {
         for (int h = window.down.begin; h < window.down.end; h++)
           for (int w = window.across.begin; w < window.across.end; w++)
-            keep_larger(from[h * s.width + w], h * s.width + w, value, found);
+            keep_larger(from[h * s.width + w], s.mark<M>(window.spot(h, w)), value, found);
       }
     }
     i64 to = s.y_plane(plane) + place;
     y[to] = value;
-    if (mask) mask[to] = found;
+    if (mask) ((M *)mask)[to] = (M)found;
   }
 }
 
-extern "C" __global__ void largest_2(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, int *mask,
-                                     Dims window, Dims sizes) {
-  largest_of<2>(planes, groups, places, x, y, mask, Pool(window, sizes));
+extern "C" __global__ void largest_2(unsigned planes, unsigned groups, unsigned places, const T *x, T *y,
+                                     void *mask, int bytes, Dims window, Dims sizes) {
+  BY_MASK((planes, groups, places, x, y, mask, Pool(window, sizes)), largest_of, 2);
 }
 
-extern "C" __global__ void largest_3(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, int *mask,
-                                     Dims window, Dims sizes) {
-  largest_of<3>(planes, groups, places, x, y, mask, Pool(window, sizes));
+extern "C" __global__ void largest_3(unsigned planes, unsigned groups, unsigned places, const T *x, T *y,
+                                     void *mask, int bytes, Dims window, Dims sizes) {
+  BY_MASK((planes, groups, places, x, y, mask, Pool(window, sizes)), largest_of, 3);
 }
 
-extern "C" __global__ void largest_any(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, int *mask,
-                                       Dims window, Dims sizes) {
-  largest_of<0>(planes, groups, places, x, y, mask, Pool(window, sizes));
+extern "C" __global__ void largest_any(unsigned planes, unsigned groups, unsigned places, const T *x, T *y,
+                                       void *mask, int bytes, Dims window, Dims sizes) {
+  BY_MASK((planes, groups, places, x, y, mask, Pool(window, sizes)), largest_of, 0);
 }
 
-// Large windows, a warp for each: the lanes take neighbouring elements. `each(value, place in the plane)`.
+// Large windows, a warp for each: the lanes take neighbouring elements. `each(value, row, column)`.
 template <class F> __device__ __forceinline__ void over_window(const T *from, const Window &window, int width, F each) {
   int wide = window.across.end - window.across.begin, tall = window.down.end - window.down.begin;
   for (int i = threadIdx.x & 31; i < wide * tall; i += 32) {
-    int where = (window.down.begin + i / wide) * width + window.across.begin + i % wide;
-    each(from[where], where);
+    int h = window.down.begin + i / wide, w = window.across.begin + i % wide;
+    each(from[h * width + w], h, w);
   }
 }
 
@@ -74,19 +79,19 @@ __device__ __forceinline__ bool warp_seat(unsigned planes, unsigned places, u32 
   return warp < (i64)planes * places;
 }
 
-extern "C" __global__ void largest_wide(unsigned planes, unsigned places, const T *x, T *y, int *mask, Dims window,
-                                        Dims sizes) {
-  Pool s(window, sizes);
+template <class M>
+__device__ __forceinline__ void largest_by_warps(unsigned planes, unsigned places, const T *x, T *y, void *mask,
+                                                 const Pool &s) {
   u32 place, plane;
   if (!warp_seat(planes, places, place, plane)) return;
   Window seen(s, place);
   T value = 0;
   int found = -1;
   if (!seen.empty()) {
-    over_window(x + s.x_plane(plane), seen, s.width, [&](T v, int where) {
+    over_window(x + s.x_plane(plane), seen, s.width, [&](T v, int h, int w) {
       if (found < 0 || v > value || v != v) {
         value = v;
-        found = where;
+        found = s.mark<M>(seen.spot(h, w));
       }
     });
   }
@@ -103,8 +108,17 @@ extern "C" __global__ void largest_wide(unsigned planes, unsigned places, const 
   if ((threadIdx.x & 31) == 0) {
     i64 to = s.y_plane(plane) + place;
     y[to] = value;
-    if (mask) mask[to] = found;
+    if (mask) ((M *)mask)[to] = (M)found;
   }
+}
+
+extern "C" __global__ void largest_wide(unsigned planes, unsigned places, const T *x, T *y, void *mask, int bytes,
+                                        Dims window, Dims sizes) {
+  Pool s(window, sizes);
+  if (bytes)
+    largest_by_warps<u8>(planes, places, x, y, mask, s);
+  else
+    largest_by_warps<int>(planes, places, x, y, mask, s);
 }
 
 template <int K>
@@ -164,14 +178,15 @@ extern "C" __global__ void average_wide(unsigned planes, unsigned places, const 
   if (!warp_seat(planes, places, place, plane)) return;
   Window seen(s, place);
   T total = 0;
-  if (!seen.empty()) over_window(x + s.x_plane(plane), seen, s.width, [&](T v, int) { total += v; });
+  if (!seen.empty()) over_window(x + s.x_plane(plane), seen, s.width, [&](T v, int, int) { total += v; });
   for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
   if ((threadIdx.x & 31) == 0) y[s.y_plane(plane) + place] = total / seen.size();
 }
 
 // Zeiler and Fergus 2013: the first element of the window at which the running sum reaches a random share of the whole.
-extern "C" __global__ void stochastic(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, int *mask,
-                                      unsigned k0, unsigned k1, unsigned c2, unsigned c3, Dims window, Dims sizes) {
+extern "C" __global__ void stochastic(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, void *mask,
+                                      int bytes, unsigned k0, unsigned k1, unsigned c2, unsigned c3, Dims window,
+                                      Dims sizes) {
   Pool s(window, sizes);
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
@@ -184,15 +199,22 @@ extern "C" __global__ void stochastic(unsigned planes, unsigned groups, unsigned
       for (int w = seen.across.begin; w < seen.across.end; w++) total += from[h * s.width + w];
     u32 word = philox(k0, k1, c2, c3, (u64)to >> 2).at[to & 3];
     double wanted = total * ((word >> 8) * (1.0 / 16777216.0));
-    int found = -1;
+    Spot spot = seen.spot(seen.down.begin, seen.across.begin);
+    bool found = false;
     for (int h = seen.down.begin; h < seen.down.end; h++)
       for (int w = seen.across.begin; w < seen.across.end; w++) {
         passed += from[h * s.width + w];
-        if (found < 0 && passed >= wanted) found = h * s.width + w;
+        if (!found && passed >= wanted) {
+          spot = seen.spot(h, w);
+          found = true;
+        }
       }
-    if (found < 0 && !seen.empty()) found = seen.down.begin * s.width + seen.across.begin;
-    y[to] = found < 0 ? (T)0 : from[found];
-    if (mask) mask[to] = found;
+    y[to] = seen.empty() ? (T)0 : from[spot.row * s.width + spot.column];
+    if (!mask) continue;
+    if (bytes)
+      ((u8 *)mask)[to] = (u8)(seen.empty() ? -1 : s.mark<u8>(spot));
+    else
+      ((int *)mask)[to] = seen.empty() ? -1 : s.mark<int>(spot);
   }
 }
 

@@ -2,8 +2,12 @@
 // elements further, the first at `at` (the levels of a pyramid share an array).
 // Needs common.cuh and channels.cuh.
 
-// W places in their planes, loaded and stored at once.
-template <int W> struct __align__(W * sizeof(int)) Places { int at[W]; };
+// W elements of a mask, loaded and stored at once. M is int, for places in their planes, or u8, for places in windows
+// before these are clipped; -1, as a byte 255, is nowhere.
+template <int W, class M> struct __align__(W * sizeof(M)) Places { M at[W]; };
+
+// An element of a window: where it is in the plane, and in the window.
+struct Spot { int row, column, down, across; };
 
 struct Pool {
   int kh, kw, sh, sw, ph, pw, height, width, rows, columns;
@@ -17,6 +21,16 @@ struct Pool {
         rows((int)sizes.at[2]), columns((int)sizes.at[3]), channels((u32)sizes.at[4]), gap(sizes.at[5]),
         at(sizes.at[6]) {}
 
+  // Element (h, w) of the plane as one of the window (row, column).
+  __device__ __forceinline__ Spot spot(int row, int column, int h, int w) const {
+    return Spot{h, w, h - (row * sh - ph), w - (column * sw - pw)};
+  }
+
+  // What a mask of M has for a place.
+  template <class M> __device__ __forceinline__ int mark(const Spot &spot) const {
+    return sizeof(M) == 1 ? spot.down * kw + spot.across : spot.row * width + spot.column;
+  }
+
   __device__ __forceinline__ i64 x_plane(u32 plane) const { return (i64)plane * height * width; }
 
   __device__ __forceinline__ i64 y_plane(u32 plane) const {
@@ -27,10 +41,9 @@ struct Pool {
 
 // One axis of a window: what of it lies inside the plane, and how long it is inside plane and padding.
 struct Span {
-  int begin, end, extent;
+  int first, begin, end, extent;
 
-  __device__ __forceinline__ Span(int index, int size, int stride, int pad, int limit) {
-    int first = index * stride - pad;
+  __device__ __forceinline__ Span(int index, int size, int stride, int pad, int limit) : first(index * stride - pad) {
     begin = first > 0 ? first : 0;
     end = first + size < limit ? first + size : limit;
     extent = (first + size < limit + pad ? first + size : limit + pad) - first;
@@ -50,6 +63,8 @@ struct Window {
         across((int)(place % (u32)s.columns), s.kw, s.sw, s.pw, s.width) {}
 
   __device__ __forceinline__ bool empty() const { return down.empty() || across.empty(); }
+
+  __device__ __forceinline__ Spot spot(int h, int w) const { return Spot{h, w, h - down.first, w - across.first}; }
 
   __device__ __forceinline__ T size() const {
     int n = down.extent * across.extent;
@@ -96,7 +111,7 @@ template <int N, int S> struct Cell {
   static __device__ __forceinline__ int down(const Pool &s) { return along(s.height, s.ph); }
   static __device__ __forceinline__ int across(const Pool &s) { return along(s.width, s.pw); }
 
-  // sums[e][f] = `add(sum, value, place)` over the windows that see element (e, f), row by row, `value` being what
+  // sums[e][f] = `add(sum, value, spot)` over the windows that see element (e, f), row by row, `value` being what
   // `get(place in y's plane, row, column)` gives for a window, zeros for one outside.
   template <class V, class R, class G, class A>
   __device__ __forceinline__ void gather(const Pool &s, R (&sums)[S][S], G get, A add) const {
@@ -119,7 +134,7 @@ template <int N, int S> struct Cell {
 #pragma unroll
           for (int j = 0; j < N; j++)
             if ((N - 1 - i) * S + e < s.kh && (N - 1 - j) * S + f < s.kw)
-              add(sums[e][f], values[i][j], (h + e) * s.width + w + f);
+              add(sums[e][f], values[i][j], Spot{h + e, w + f, (N - 1 - i) * S + e, (N - 1 - j) * S + f});
       }
   }
 
@@ -129,12 +144,13 @@ template <int N, int S> struct Cell {
 };
 
 // A window's gradient for W neighbouring channels, and where it goes.
-template <int W> struct Largest {
+template <int W, class M> struct Largest {
   Lot<W> gradient;
-  Places<W> place;
+  Places<W, M> place;
 };
 
-template <int W> __device__ __forceinline__ void add_largest(Lot<W> &sum, const Largest<W> &value, int place) {
+template <int W, class M>
+__device__ __forceinline__ void add_largest(Lot<W> &sum, const Largest<W, M> &value, int place) {
 #pragma unroll
   for (int i = 0; i < W; i++) sum.at[i] += value.place.at[i] == place ? value.gradient.at[i] : (T)0;
 }

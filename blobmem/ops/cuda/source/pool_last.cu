@@ -17,11 +17,7 @@ struct Item {
   }
 };
 
-template <int W> __device__ __forceinline__ void store_places(int *mask, i64 at, const Places<W> &places) {
-  *(Places<W> *)(mask + at) = places;
-}
-
-// put(lot, place, inside) for R x S elements of a window from (h, w) on, the last ones again beyond its end; all loads
+// put(lot, spot, inside) for R x S elements of a window from (h, w) on, the last ones again beyond its end; all loads
 // are in flight together. `from` is the first of the channels in the image.
 template <int R, int S, int W, class P>
 __device__ __forceinline__ void over_part(const T *from, const Window &window, int h, int w, const Pool &s, P put) {
@@ -38,7 +34,7 @@ __device__ __forceinline__ void over_part(const T *from, const Window &window, i
 #pragma unroll
     for (int j = 0; j < S; j++) {
       int row = min(h + i, window.down.end - 1), column = min(w + j, window.across.end - 1);
-      put(lots[i][j], row * s.width + column, h + i == row && w + j == column);
+      put(lots[i][j], window.spot(row, column), h + i == row && w + j == column);
     }
 }
 
@@ -64,29 +60,34 @@ template <int W, class E> __device__ __forceinline__ void each_window(const T *x
   }
 }
 
-template <int K, int W>
-__device__ __forceinline__ void largest_last(const T *x, T *y, int *mask, i64 n, const Pool &s) {
+template <int K, class M, int W>
+__device__ __forceinline__ void largest_last(const T *x, T *y, void *mask, i64 n, const Pool &s) {
   each_window<W>(x, n, s, [=](i64 to, const T *from, const Window &window) {
     Lot<W> values = {};
-    Places<W> found;
+    int found[W];
 #pragma unroll
-    for (int i = 0; i < W; i++) found.at[i] = -1;
-    over_window<K, W>(from, window, s, [&](const Lot<W> &lot, int place, bool) {
+    for (int i = 0; i < W; i++) found[i] = -1;
+    over_window<K, W>(from, window, s, [&](const Lot<W> &lot, const Spot &spot, bool) {
+      int place = s.mark<M>(spot);
 #pragma unroll
       for (int i = 0; i < W; i++) {
-        if (found.at[i] < 0) values.at[i] = lot.at[i], found.at[i] = place;
-        keep_larger(lot.at[i], place, values.at[i], found.at[i]);
+        if (found[i] < 0) values.at[i] = lot.at[i], found[i] = place;
+        keep_larger(lot.at[i], place, values.at[i], found[i]);
       }
     });
     store<W>(y, to, values);
-    if (mask) store_places<W>(mask, to, found);
+    if (!mask) return;
+    Places<W, M> places;
+#pragma unroll
+    for (int i = 0; i < W; i++) places.at[i] = (M)found[i];
+    *(Places<W, M> *)((M *)mask + to) = places;
   });
 }
 
 template <int K, int W> __device__ __forceinline__ void average_last(const T *x, T *y, i64 n, const Pool &s) {
   each_window<W>(x, n, s, [=](i64 to, const T *from, const Window &window) {
     Lot<W> total = {};
-    over_window<K, W>(from, window, s, [&](const Lot<W> &lot, int, bool inside) {
+    over_window<K, W>(from, window, s, [&](const Lot<W> &lot, const Spot &, bool inside) {
 #pragma unroll
       for (int i = 0; i < W; i++) total.at[i] += inside ? lot.at[i] : (T)0;
     });
@@ -101,19 +102,23 @@ template <int K, int W> __device__ __forceinline__ void average_last(const T *x,
 #define BY_WIDTH(arguments, f, ...) \
   (whole_packs(s.channels) ? f<__VA_ARGS__, PACK> arguments : f<__VA_ARGS__, 1> arguments)
 
-extern "C" __global__ void largest_2(const T *x, T *y, int *mask, i64 n, Dims window, Dims sizes) {
+// f<..., the mask's type, W>(arguments).
+#define BY_MASK(arguments, f, ...) \
+  (bytes ? BY_WIDTH(arguments, f, __VA_ARGS__, u8) : BY_WIDTH(arguments, f, __VA_ARGS__, int))
+
+extern "C" __global__ void largest_2(const T *x, T *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_WIDTH((x, y, mask, n, s), largest_last, 2);
+  BY_MASK((x, y, mask, n, s), largest_last, 2);
 }
 
-extern "C" __global__ void largest_3(const T *x, T *y, int *mask, i64 n, Dims window, Dims sizes) {
+extern "C" __global__ void largest_3(const T *x, T *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_WIDTH((x, y, mask, n, s), largest_last, 3);
+  BY_MASK((x, y, mask, n, s), largest_last, 3);
 }
 
-extern "C" __global__ void largest_any(const T *x, T *y, int *mask, i64 n, Dims window, Dims sizes) {
+extern "C" __global__ void largest_any(const T *x, T *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_WIDTH((x, y, mask, n, s), largest_last, 0);
+  BY_MASK((x, y, mask, n, s), largest_last, 0);
 }
 
 extern "C" __global__ void average_2(const T *x, T *y, i64 n, Dims window, Dims sizes) {
@@ -132,7 +137,7 @@ extern "C" __global__ void average_any(const T *x, T *y, i64 n, Dims window, Dim
 }
 
 // dx = each element's sum over the windows that see it. `get(offset in y, row, column)` is a window's value, `add(sum,
-// value, place)` adds it to an element. By cells of S x S elements that N x N windows see.
+// value, spot)` adds it to an element. By cells of S x S elements that N x N windows see.
 template <int N, int S, int W, class V, class G, class A>
 __device__ __forceinline__ void gather_cells(T *dx, i64 images, const Pool &s, G get, A add) {
   typedef Cell<N, S> Square;
@@ -164,7 +169,7 @@ __device__ __forceinline__ void gather_any(T *dx, i64 images, const Pool &s, G g
     Lot<W> sum = {};
     for (int r = down.first; r < down.first + down.count; r++)
       for (int c = across.first; c < across.first + across.count; c++)
-        add(sum, get(from + (i64)(r * s.columns + c) * s.channels, r, c), item.down * s.width + item.across);
+        add(sum, get(from + (i64)(r * s.columns + c) * s.channels, r, c), s.spot(r, c, item.down, item.across));
     store<W>(dx, i * W, sum);
   }
 }
@@ -177,45 +182,47 @@ __device__ __forceinline__ void gather(T *dx, i64 images, const Pool &s, G get, 
     gather_any<W, V>(dx, images, s, get, add);
 }
 
-template <int N, int S, int W>
-__device__ __forceinline__ void largest_gather(const T *dy, const int *mask, T *dx, i64 images, const Pool &s) {
+template <int N, int S, class M, int W>
+__device__ __forceinline__ void largest_gather(const T *dy, const void *mask, T *dx, i64 images, const Pool &s) {
   auto get = [=](i64 at, int, int) {
-    Largest<W> value = {load<W>(dy, at), *(const Places<W> *)(mask + at)};
+    Largest<W, M> value = {load<W>(dy, at), *(const Places<W, M> *)((const M *)mask + at)};
     return value;
   };
-  auto add = [](Lot<W> &sum, const Largest<W> &value, int place) { add_largest<W>(sum, value, place); };
-  gather<N, S, W, Largest<W>>(dx, images, s, get, add);
+  auto add = [=](Lot<W> &sum, const Largest<W, M> &value, const Spot &spot) {
+    add_largest(sum, value, s.mark<M>(spot));
+  };
+  gather<N, S, W, Largest<W, M>>(dx, images, s, get, add);
 }
 
 template <int N, int S, int W>
 __device__ __forceinline__ void average_gather(const T *dy, T *dx, i64 images, const Pool &s) {
   auto get = [=](i64 at, int row, int column) { return times<W>(load<W>(dy, at), share_of(s, row, column)); };
-  auto add = [](Lot<W> &sum, const Lot<W> &value, int) { add_lot<W>(sum, value); };
+  auto add = [](Lot<W> &sum, const Lot<W> &value, const Spot &) { add_lot<W>(sum, value); };
   gather<N, S, W, Lot<W>>(dx, images, s, get, add);
 }
 
-extern "C" __global__ void largest_gradient_1_2(const T *dy, const int *mask, T *dx, i64 images, Dims window,
-                                                Dims sizes) {
+extern "C" __global__ void __launch_bounds__(256, 6)
+    largest_gradient_1_2(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_WIDTH((dy, mask, dx, images, s), largest_gather, 1, 2);
+  BY_MASK((dy, mask, dx, images, s), largest_gather, 1, 2);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 3)
-    largest_gradient_2_2(const T *dy, const int *mask, T *dx, i64 images, Dims window, Dims sizes) {
+    largest_gradient_2_2(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_WIDTH((dy, mask, dx, images, s), largest_gather, 2, 2);
+  BY_MASK((dy, mask, dx, images, s), largest_gather, 2, 2);
 }
 
-extern "C" __global__ void largest_gradient_3_1(const T *dy, const int *mask, T *dx, i64 images, Dims window,
+extern "C" __global__ void largest_gradient_3_1(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window,
                                                 Dims sizes) {
   Pool s(window, sizes);
-  BY_WIDTH((dy, mask, dx, images, s), largest_gather, 3, 1);
+  BY_MASK((dy, mask, dx, images, s), largest_gather, 3, 1);
 }
 
-extern "C" __global__ void largest_gradient_any(const T *dy, const int *mask, T *dx, i64 images, Dims window,
+extern "C" __global__ void largest_gradient_any(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window,
                                                 Dims sizes) {
   Pool s(window, sizes);
-  BY_WIDTH((dy, mask, dx, images, s), largest_gather, 0, 1);
+  BY_MASK((dy, mask, dx, images, s), largest_gather, 0, 1);
 }
 
 extern "C" __global__ void average_gradient_1_2(const T *dy, T *dx, i64 images, Dims window, Dims sizes) {
