@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,10 +95,32 @@ def channels_last(calls: Sequence[Call]) -> list[Call]:
                 rewritten.add(id(call))
                 chosen.update(places)
                 found = True
-    return [
+    users: dict[Place, list[Call]] = {}
+    for call in (call for call, _ in waiting if id(call) in rewritten):
+        for place in _places(call):
+            users.setdefault(place, []).append(call)
+    result = [
         make() if make is not None and id(call) in rewritten else call for call, make in zip(calls, makers, strict=True)
     ]
+    return [_turning(old, new, users) if new is not old else old for old, new in zip(calls, result, strict=True)]
 
+
+def _turning(old: Call, new: Call, users: Mapping[Place, list[Call]]) -> Call:
+    """The call, channels last; or for a convolution over a net's images, which only such read, one that turns them over
+    by itself: tensor cores take no less than four channels anyway."""
+    if old.op not in _OVER_IMAGES:
+        return new
+    x = _operand(old, 0)
+    place = (x.view.memory, x.view.offset)
+    over = all(each.op in _OVER_IMAGES and _places(each).index(place) == 0 for each in users[place])
+    if not over or x.op_shape[1] >= 4 or _operand(new, 0).form is None:
+        return new
+    operands = (x, *new.operands[1:])
+    return dataclasses.replace(new, operands=operands, attributes={**new.attributes, "layout": "NCHW to NHWC"})
+
+
+_OVER_IMAGES = frozenset({"conv_forward", "conv_backward_weights"})
+"""The ops that know the layout "NCHW to NHWC", of their first operand."""
 
 _MEASURED_FROM = 2.0  # ms that a net's convolutions take
 _WORTH = 0.95  # of the convolutions' time: the rest pays for turning arrays over where other ops want them

@@ -24,7 +24,7 @@ from blobmem.ops.call import Call, Operand, call, overwrite, read
 MOST_PARTS, FEWEST_ITEMS = 16, 8
 """Of more parts, or of fewer items in each, a GPU's kernels get too small to fill it."""
 _WORTH, _LITTLE = 0.1, 64 << 20  # of what the net holds, and in bytes: to save less than either is not worth the time
-_ENOUGH = 0.55  # of what the net holds: there are no more parts for less, as they cost time
+_ENOUGH = 0.3  # of what arrays take otherwise: there are no more parts for less, as they cost time
 _NEAR = 1 / 12  # of what arrays take otherwise, more than the least, that fewer parts may take where none is enough
 _STEP = 1 / 50  # of what the net holds, that an earlier end may take more, and each end must save that is later
 
@@ -207,7 +207,8 @@ def _choose(
     if not worth:
         return None
     least = min(worth)[0]
-    goal = _ENOUGH * before if least <= _ENOUGH * before else least + _NEAR * now
+    enough = outside + _ENOUGH * (before - outside)
+    goal = enough if least <= enough else least + _NEAR * now
     count = min(count for nbytes, count, _ in worth if nbytes <= goal)
     ends = [(nbytes, end) for nbytes, parts, end in worth if parts == count]
     while ends[0][0] > goal + _STEP * before:

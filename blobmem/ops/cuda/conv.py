@@ -4,6 +4,7 @@ Operands and keywords as in `blobmem.ops.host.conv`. Which plan runs is found wh
 (`conv_plans`); the transpose's forward pass is a convolution's gradient for the data, and the other way round. With
 `layout="NHWC"`, of two spatial axes only, x, y and their gradients have shapes (images, height, width, channels);
 weights and their gradients stay as the file has them, and are turned over in the workspace where a plan wants that.
+With `layout="NCHW to NHWC"` x, too, is as the file has it, and is turned over in the workspace.
 """
 
 from __future__ import annotations
@@ -29,11 +30,21 @@ from blobmem.ops.cuda.conv_direct import (
 )
 from blobmem.ops.cuda.conv_plans import key_of, plan_ms, plan_of, room_of
 from blobmem.ops.cuda.cudnn import RELU, Plan
-from blobmem.ops.cuda.layout import aligned, narrow_channels, to_channels_last, weights_turn, widen_channels
+from blobmem.ops.cuda.layout import (
+    aligned,
+    narrow_channels,
+    to_channels_last,
+    weights_turn,
+    widen_channels,
+    widen_planes,
+)
 from blobmem.ops.cuda.neuron import relu_forward
 from blobmem.ops.registry import ArraySpec, op
 
 Shape = tuple[int, ...]
+TURNS = "NCHW to NHWC"
+"""The layout of images that only convolutions read, beside channels last of all that comes of them."""
+
 Window = tuple[Shape, Shape, Shape, int, str]
 """Stride, padding, dilation, group and layout."""
 
@@ -48,11 +59,11 @@ def _keywords(window: Window) -> dict[str, Any]:
 
 def forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any, **given: Any) -> int:
     """Workspace of `forward`, with ReLU or without."""
-    window = _window(**given)
+    x, window, room = _turned_images(x, _window(**given))
     wide = _wide(x, w, window, device)
     if wide and (nbytes := wide.workspace_bytes(_forward_direction(b), device, window)):
         return nbytes
-    return _plan_bytes(key_of(_forward_direction(b), device, x, w, *window), device, w)
+    return room + _plan_bytes(key_of(_forward_direction(b), device, x, w, *window), device, w)
 
 
 def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> int:
@@ -61,11 +72,30 @@ def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> i
 
 def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, **given: Any) -> int:
     """For plans, which cannot add to what is there, dw comes first."""
-    window = _window(**given)
+    x, window, room = _turned_images(x, _window(**given))
     wide = _wide(x, dw, window, device)
     if wide and (nbytes := wide.workspace_bytes("weights", device, window)):
         return nbytes
-    return _plan_bytes(key_of("weights", device, x, dw, *window), device, dw, accumulate)
+    return room + _plan_bytes(key_of("weights", device, x, dw, *window), device, dw, accumulate)
+
+
+def _turned_images(x: Any, window: Window) -> tuple[Any, Window, int]:
+    """What a convolution sees of images that it turns over, and the bytes that this takes; others as they are."""
+    if window[-1] != TURNS:
+        return x, window, 0
+    images, channels, height, width = x.shape
+    return ArraySpec((images, height, width, channels), x.dtype), (*window[:-1], "NHWC"), aligned(x.nbytes)
+
+
+def _turn_images(x: CudaArray, ws: CudaArray | None) -> tuple[CudaArray, CudaArray]:
+    """Images in the other order, where ws begins, and the rest of ws."""
+    held, needed = 0 if ws is None else ws.nbytes, aligned(x.nbytes)
+    if ws is None or held < needed:
+        raise DeviceError(f"a convolution's images need {needed} bytes of workspace but were given {held}")
+    images, channels, height, width = x.shape
+    turned = ws.part(0, (images, height, width, channels), x.dtype)
+    to_channels_last(x, turned)
+    return turned, ws.part(needed, (held - needed,))
 
 
 def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False) -> int:
@@ -126,8 +156,11 @@ def _run_part(plan: Plan, part: int, arrays: tuple[CudaArray, ...], ws: CudaArra
 def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None, window: Window,
             relu: bool = False) -> None:  # fmt: skip
     """`conv_forward`, and with `relu` max(0, .) of that."""
-    if (wide := _wide(x, w, window, x.device)) and wide.forward(x, w, b, y, ws, window, relu):
+    seen, window, room = _turned_images(x, window)
+    if (wide := _wide(seen, w, window, x.device)) and wide.forward(x, w, b, y, ws, window, relu):
         return
+    if room:
+        x, ws = _turn_images(x, ws)
     plan = plan_of(key_of(_forward_direction(b, relu), x.device, x, w, *window), x.device)
     if plan is None:
         direct_forward(x, w, b, y, **_keywords(window))
@@ -165,8 +198,11 @@ def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArr
 
 def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
                       window: Window) -> None:  # fmt: skip
-    if (wide := _wide(x, dw, window, x.device)) and wide.backward_weights(x, dy, dw, ws, accumulate, window):
+    seen, window, room = _turned_images(x, window)
+    if (wide := _wide(seen, dw, window, x.device)) and wide.backward_weights(x, dy, dw, ws, accumulate, window):
         return
+    if room:
+        x, ws = _turn_images(x, ws)
     plan = plan_of(key_of("weights", x.device, x, dw, *window), x.device)
     turns = weights_turn(dw.shape, window[-1])
     if plan is None:
@@ -188,6 +224,7 @@ def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray 
 class _Wide(NamedTuple):
     """Images, channels last, with channels of zeros added up to a multiple of 4, which tensor cores need.
 
+    What is widened may have its channels second.
     The first convolution of most nets has 3, and would take as long as a dozen others.
     """
 
@@ -219,6 +256,9 @@ class _Wide(NamedTuple):
             ws.part(wide, (outputs, *taps, self.w.shape[1]), self.w.dtype),
         )
 
+    def _widen(self, x: CudaArray, images: CudaArray) -> None:
+        (widen_channels if x.shape[1:3] == images.shape[1:3] else widen_planes)(x, images)
+
     def forward(self, x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
                 window: Window, relu: bool) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran."""
@@ -226,7 +266,7 @@ class _Wide(NamedTuple):
         if plan is None:
             return False
         images, plain, wide = self._arrays(ws)
-        widen_channels(x, images)
+        self._widen(x, images)
         to_channels_last(w, plain)
         widen_channels(plain, wide)
         _run_forward(plan, images, wide, b, y, ws, self._places()[-1], window[-1], relu)
@@ -239,7 +279,7 @@ class _Wide(NamedTuple):
         if plan is None:
             return False
         images, plain, wide = self._arrays(ws)
-        widen_channels(x, images)
+        self._widen(x, images)
         for part in range(plan.parts):
             _run_part(plan, part, (images, wide, dy), ws, self._places()[-1])
             narrow_channels(wide, plain)

