@@ -135,6 +135,11 @@ class _BoundLast(_Bound):
             self._be_at(device, address)
         self.keeper, self.epoch = reordered.array, reordered.epoch
 
+    def is_kept(self) -> bool:
+        """Whether its bytes are still where the last access found them, channels last."""
+        reordered = self.view.memory.reordered
+        return reordered is not None and reordered.array is self.keeper
+
     def need(self, side: Side) -> Need:
         view = self.operand.view
         return Need(reordered_of(view.memory).array, side, extent(view, self.operand.intent))
@@ -308,7 +313,7 @@ class Step:
     def _is_cleared(self) -> bool:
         for bound in self.accumulators:
             view = bound.view
-            if not bound.keeper.is_cleared_since(bound.epoch, view.offset, view.nbytes):
+            if view is None or not bound.keeper.is_cleared_since(bound.epoch, view.offset, view.nbytes):
                 return False
         return True
 

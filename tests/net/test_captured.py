@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from cuda_devices import EMULATED, EXACT_GPU
+from cuda_emulation import EmulatedCuda
 
 import blobmem
 from blobmem import TEST, TRAIN
@@ -25,12 +26,13 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "
 DEVICES = pytest.mark.parametrize("make", [EMULATED, EXACT_GPU])
 
 
-def solver(device, **options):
+def solver(device, text=NET, iter_size=1, **options):
     param = blobmem.proto.caffe_pb2.SolverParameter(
         base_lr=0.1, momentum=0.9, weight_decay=1e-3, lr_policy="step", gamma=0.5, random_seed=3
     )
     param.stepsize = 3
-    param.net_param.CopyFrom(blobmem.proto.text.read_net(NET))
+    param.iter_size = iter_size
+    param.net_param.CopyFrom(blobmem.proto.text.read_net(text))
     return blobmem.get_solver(param, device=device, **options)
 
 
@@ -43,7 +45,7 @@ def fill(net, seed):
 def captured(net):
     """Whether the pieces that run of each direction are graphs by now."""
     return [
-        [piece._graph is not None for pieces in found for piece in pieces if isinstance(piece, Captured)]
+        [bool(piece._graphs) for pieces in found for piece in pieces if isinstance(piece, Captured)]
         for found in (schedule._captured.values() for schedule in net.compiled())
     ]
 
@@ -101,6 +103,33 @@ def test_what_is_written_and_read_between_replays(make):
             results.append([*state(net), net.blobs["conv"].cpu_data().copy()])
             results[-1] += [blob.cpu_diff().copy() for blobs in net.params.values() for blob in blobs]
         assert same(*results), step
+
+
+SHARED = NET.replace(
+    """layer { name: "loss\"""",
+    """layer { name: "fc2" type: "InnerProduct" bottom: "drop" top: "fc2" param { name: "w" } param { name: "b" }
+  inner_product_param { num_output: 5 } }
+layer { name: "sum" type: "Eltwise" bottom: "fc" bottom: "fc2" top: "sum" }
+layer { name: "loss\"""",
+).replace('bottom: "fc" bottom: "label"', 'bottom: "sum" bottom: "label"').replace(
+    'top: "fc"\n', 'top: "fc" param { name: "w" } param { name: "b" }\n'
+)
+
+
+@DEVICES
+@pytest.mark.parametrize("text", [NET, SHARED], ids=["", "shared"])
+@pytest.mark.parametrize("memory", ["keep", "train"])
+def test_sums_over_batches_have_two_graphs_that_stay(make, text, memory):
+    one, other = both(make, text=text, iter_size=3, memory=memory)
+    for step in range(8):
+        for each in (one, other):
+            fill(each.net, step)
+            each.step(1)
+        assert same(state(one.net), state(other.net)), step
+    (backward,) = (found for found in one.net.compiled()[1]._captured.values())
+    assert [len(piece._graphs) for piece in backward if isinstance(piece, Captured)] == [2]
+    if make is EmulatedCuda:  # forward, and backward of the first batch and of those after it
+        assert len(one.net.device.captured) == 3
 
 
 @DEVICES
