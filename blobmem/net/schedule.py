@@ -115,6 +115,10 @@ class _Bound:
         if getattr(self.array, "address", None) != address:
             self.array = device.as_array(address, self.shape, self.dtype)
 
+    def is_kept(self) -> bool:
+        """Whether its bytes are still in what kept them at the last access."""
+        return self.view.memory is self.keeper
+
     def need(self, side: Side) -> Need:
         """What it takes of a memory."""
         view = self.operand.view
@@ -136,7 +140,6 @@ class _BoundLast(_Bound):
         self.keeper, self.epoch = reordered.array, reordered.epoch
 
     def is_kept(self) -> bool:
-        """Whether its bytes are still where the last access found them, channels last."""
         reordered = self.view.memory.reordered
         return reordered is not None and reordered.array is self.keeper
 

@@ -105,14 +105,16 @@ def test_what_is_written_and_read_between_replays(make):
         assert same(*results), step
 
 
-SHARED = NET.replace(
-    """layer { name: "loss\"""",
-    """layer { name: "fc2" type: "InnerProduct" bottom: "drop" top: "fc2" param { name: "w" } param { name: "b" }
+SHARED = (
+    NET.replace(
+        """layer { name: "loss\"""",
+        """layer { name: "fc2" type: "InnerProduct" bottom: "drop" top: "fc2" param { name: "w" } param { name: "b" }
   inner_product_param { num_output: 5 } }
 layer { name: "sum" type: "Eltwise" bottom: "fc" bottom: "fc2" top: "sum" }
 layer { name: "loss\"""",
-).replace('bottom: "fc" bottom: "label"', 'bottom: "sum" bottom: "label"').replace(
-    'top: "fc"\n', 'top: "fc" param { name: "w" } param { name: "b" }\n'
+    )
+    .replace('bottom: "fc" bottom: "label"', 'bottom: "sum" bottom: "label"')
+    .replace('top: "fc"\n', 'top: "fc" param { name: "w" } param { name: "b" }\n')
 )
 
 
