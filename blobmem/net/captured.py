@@ -42,6 +42,18 @@ def pieces(program: Sequence[Step], device: Device) -> list[Step | Captured]:
     return result
 
 
+def why_eager(found: Iterable[Step | Captured], device: Device) -> dict[Step, str]:
+    """Of each step in such pieces, why it is queued by itself in every run; "" where it becomes part of a graph."""
+    reasons: dict[Step, str] = {}
+    alone = "too few calls in a row for a graph" if device.graphs else "the device captures nothing"
+    for piece in found:
+        if isinstance(piece, Captured):
+            reasons |= dict.fromkeys(piece.steps, piece.refused)
+        else:
+            reasons[piece] = piece.eager or alone
+    return reasons
+
+
 def _runs(program: Iterable[Step]) -> Iterable[list[Step]]:
     run: list[Step] = []
     forms: dict[SyncedMemory, Any] = {}  # how the steps of a run have each memory
@@ -49,7 +61,7 @@ def _runs(program: Iterable[Step]) -> Iterable[list[Step]]:
         used = {bound.operand.view.memory: bound.operand.form for bound in step.order}
         # accesses for a run come before it: none may bring an array into another order than an earlier step leaves it
         turns = any(forms.get(memory, form) != form for memory, form in used.items())
-        if run and (turns or not step.captures or not run[-1].captures):
+        if run and (turns or step.eager or run[-1].eager):
             yield run
             run, forms = [], {}
         run.append(step)
@@ -88,15 +100,20 @@ class Captured:
     """Steps that run as one graph once they have run a few times.
 
     There is a graph for each pattern of what is fresh among the gradients that they add to: a sum over batches has two.
+
+    Attributes:
+        steps: all of them.
+        refused: why they cannot be captured, once that has been tried; "" if they can, for all that is known.
     """
 
     __slots__ = (
         "_adding", "_device", "_epochs", "_graphs", "_keepers", "_last", "_moved", "_moves", "_runs", "_scratch",
-        "_slots", "_stream", "_taken", "_versions", "_wait", "_whole", "steps",
+        "_slots", "_stream", "_taken", "_versions", "_wait", "_whole",
+        "refused", "steps",
     )  # fmt: skip
 
     def __init__(self, steps: Sequence[Step], device: Device) -> None:
-        self.steps = list(steps)
+        self.steps, self.refused = list(steps), ""
         self._device = device
         self._adding = [step for step in steps if step.accumulators and not step.begins and not step.once]
         self._graphs: dict[tuple[bool, ...], _Graph] = {}
@@ -120,6 +137,11 @@ class Captured:
             for step in self.steps:
                 step.run(stream, scratch)
             self._runs[before] += 1
+
+    @property
+    def graphs(self) -> list[Any]:
+        """The device's graphs that there are now."""
+        return [graph.native for graph in self._graphs.values()]
 
     def _begin_anew(self) -> None:
         self._runs.clear()
@@ -155,7 +177,7 @@ class Captured:
                 "layer '%s' cannot be captured in a CUDA graph, and runs without: %s", at.call.layer_name, error
             )
             self._graphs.clear()
-            self._wait = 1 << 62
+            self._wait, self.refused = 1 << 62, f"layer '{at.call.layer_name}': {error}"
             for step in steps:
                 step.launch()
             return True

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -517,6 +518,31 @@ class Net(Access, Placement):
         first is what the last pass used, and the rest once it is known.
         """
         return self.start_forward(first, last)()
+
+    def why_eager(self, backward: bool = False) -> dict[str, str]:
+        """Of each layer that computes in a whole pass forward (or backward), why a CUDA graph has not all its calls.
+
+        "" where it has, from the third pass or so on. For the present shapes and the device where the net is.
+        """
+        span = self._whole(backward)[backward]
+        runs: list[tuple[int, int | None]] = [(span.start, span.stop)]
+        if backward and self._updates is not None:
+            runs = [(0, self._first_update), (self._first_update, None)]
+        reasons: dict[str, str] = {}
+        for start, stop in runs:
+            for layer, reason in span.schedule.why_eager(start, stop).items():
+                reasons[layer] = reasons.get(layer) or reason
+        return reasons
+
+    def write_graphs(self, prefix: str) -> list[str]:
+        """Write each CUDA graph that runs now for parts of the net as a DOT file; the files' names.
+
+        They are PREFIX-NET-PHASE-DIRECTION-NUMBER.dot. DeviceError if the driver cannot write one.
+        """
+        name = re.sub(r"[^\w.-]+", "_", self.name)
+        stem = f"{prefix}-{name}-{PHASES[self.phase]}"
+        schedules = zip(("forward", "backward"), self._schedules or (), strict=False)
+        return [file for way, schedule in schedules for file in schedule.write_graphs(f"{stem}-{way}")]
 
     def start_forward(self, first: int = 0, last: int | None = None) -> Callable[[], float]:
         """`run_forward`, but give what waits for the loss, to be called once and before the next pass forward.

@@ -19,7 +19,7 @@ from blobmem.memory.reordered import extent
 from blobmem.memory.slot import Slot
 from blobmem.memory.synced import shrinks
 from blobmem.memory.workspace import workspace
-from blobmem.net.captured import Captured, pieces
+from blobmem.net.captured import Captured, pieces, why_eager
 from blobmem.net.fusion import Group, groups
 from blobmem.net.layouts import channels_last, reordered_of
 from blobmem.ops.call import Call, Operand, begins_sum
@@ -177,10 +177,10 @@ class Step:
         "begins",
         "bound",
         "call",
-        "captures",
         "computes",
         "device",
         "done",
+        "eager",
         "faults",
         "fn",
         "moves",
@@ -224,7 +224,7 @@ class Step:
         self.scratch = 0
         self.room: SyncedMemory | None = None  # where it has its scratch, if not in the thread's workspace
         self.takes_scratch = op is not None and op.workspace is not None and op.family != "host"
-        self.captures = self.computes and self.side is _DEVICE and op is not None and op.captures
+        self.eager = self._why_eager(op)
         self.fn: Callable[..., Any]
         if op is not None:
             specs = [None if b is None else ArraySpec(tuple(b.shape), b.dtype) for b in self.bound]
@@ -236,6 +236,16 @@ class Step:
             assert callable(call.op)
             self.fn = call.op
         self.takes_scratch = self.computes and (self.takes_scratch or self.scratch > 0)
+
+    def _why_eager(self, op: Op | None) -> str:
+        """Why the call cannot be part of a graph; "" if it can."""
+        if op is None:
+            return "a function of the host"
+        if self.side is _HOST:
+            return f"op {op.name} runs on the host"
+        if not self.computes:
+            return "the device computes nothing"
+        return "" if op.captures else f"what op {op.name} queues is not the same in every run"
 
     def needs(self) -> Iterable[Need]:
         for bound in self.order:
@@ -501,6 +511,25 @@ class Schedule:
         if found is None:
             found = self._captured[start, stop] = pieces(self._program(start, stop), self.device)
         return found
+
+    def why_eager(self, start: int = 0, stop: int | None = None) -> dict[str, str]:
+        """Of each layer with calls among these, why not all of them are captured when they run so; "" if they are."""
+        reasons = why_eager(self._pieces(start, stop), self.device)
+        layers: dict[str, str] = {}
+        for position in range(len(self.calls))[start:stop]:
+            step = self._fused[self._run_of[position]][1] if position in self._run_of else None
+            name = self.calls[position].layer_name
+            layers[name] = layers.get(name) or reasons[step if step in reasons else self._steps[position]]
+        return layers
+
+    def write_graphs(self, stem: str) -> list[str]:
+        """Write each graph that there is now as a DOT file, STEM-NUMBER.dot; the files' names."""
+        found = [piece for run in self._captured.values() for piece in run if isinstance(piece, Captured)]
+        names = []
+        for number, graph in enumerate(graph for piece in found for graph in piece.graphs):
+            names.append(f"{stem}-{number}.dot")
+            graph.write_dot(names[-1])
+        return names
 
     def scratch_bytes(self, start: int = 0, stop: int | None = None) -> int:
         """Bytes of workspace on the side where the device computes."""

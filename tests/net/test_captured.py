@@ -1,5 +1,7 @@
 """Steps that run as one captured graph do what they do one by one."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from cuda_devices import EMULATED, EXACT_GPU
@@ -190,6 +192,9 @@ def test_a_layer_of_the_host_divides_what_is_captured(make):
             net.run_backward()
         one, other = ([blob.cpu_diff().copy() for blobs in net.params.values() for blob in blobs] for net in nets)
         assert same(one, other)
+    reasons = nets[0].why_eager()
+    assert reasons["twice"] == "a function of the host" and reasons["conv"] == "too few calls in a row for a graph"
+    assert {layer for layer, reason in nets[0].why_eager(backward=True).items() if reason} == {"twice"}
 
 
 @DEVICES
@@ -206,3 +211,23 @@ def test_what_cannot_be_captured_runs_without(make, monkeypatch, caplog):
             each.step(1)
         assert same(state(one.net), state(other.net)), step
     assert "layer 'conv' cannot be captured in a CUDA graph" in caplog.text
+    assert set(one.net.why_eager().values()) == {"layer 'conv': not today"}
+
+
+@DEVICES
+@pytest.mark.parametrize("memory", ["keep", "train"])
+def test_what_is_captured_and_where_it_is_drawn(make, memory, tmp_path):
+    one, other = both(make, memory=memory)
+    for each in (one, other):
+        for step in range(4):
+            fill(each.net, step)
+            each.step(1)
+    names = one.net.write_graphs(tmp_path / "dot")
+    stem = str(tmp_path / "dot-net-TRAIN-")
+    assert names[0] == f"{stem}forward-0.dot" and f"{stem}backward-0.dot" in names and len(names) <= 3
+    assert all("digraph" in Path(name).read_text() for name in names)
+    assert other.net.write_graphs(tmp_path / "none") == []
+    layers = ["conv", "relu", "norm", "drop", "fc", "loss"]
+    assert one.net.why_eager() == dict.fromkeys(layers, "")
+    assert set(one.net.why_eager(backward=True).values()) == {""}
+    assert other.net.why_eager() == dict.fromkeys(layers, "the device captures nothing")
