@@ -50,6 +50,8 @@ log = logging.getLogger("blobmem")
 MEMORY = ("keep", "train", "inference")
 """What becomes of a net's arrays after a pass: see `Net`."""
 
+_RECENT = 4  # shapes, besides the present ones, whose schedules are kept
+
 PASSES = ("parts",)
 """Passes over a net's calls that change results, by rounding: see `Net`."""
 
@@ -171,6 +173,7 @@ class Net(Access, Placement):
         self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._images_last: bool | None = None  # how they keep images; decided when the first are made
+        self._recent: list[tuple[Schedule, Schedule]] = []  # those for other shapes, the last ones at the end
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], Span] = {}
         self._updates: Sequence[Call] | None = None  # a solver's, which its backward passes carry out
@@ -293,6 +296,7 @@ class Net(Access, Placement):
     @uncollected()
     def _compile(self) -> tuple[Schedule, Schedule]:
         self._end_plan()
+        self._put_aside()
         self._shapes = self._present_shapes()
         forward, backward = self._calls()
         remade: list[Remade] = []
@@ -314,7 +318,7 @@ class Net(Access, Placement):
         self._parts = self._in_parts(forward)
         if self._parts is not None:
             forward = self._parts.calls
-        schedules = (
+        schedules = self._had_before(forward, backward) or (
             Schedule(forward, self.device, done=self._done[0], images_last=self._images_last),
             Schedule(backward, self.device, done=self._done[1], images_last=self._images_last),
         )
@@ -324,6 +328,27 @@ class Net(Access, Placement):
             self._miss_absent()
         self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
         return schedules
+
+    def _put_aside(self) -> None:
+        """Keep the present schedules, if there are any, for when their shapes come back.
+
+        Not where arrays take turns: their places are others each time that a net is planned.
+        """
+        if self._schedules is not None and self._arena is None:
+            for schedule in self._schedules:
+                schedule.put_aside()
+            self._recent = [*self._recent, self._schedules][-_RECENT:]
+        self._recent = [pair for pair in self._recent if pair[0].device is self.device]
+        self._schedules = None
+
+    def _had_before(self, forward: list[Call], backward: list[Call]) -> tuple[Schedule, Schedule] | None:
+        """The schedules that these calls were before, with what has been captured of them."""
+        for pair in self._recent:
+            both = zip(pair, (forward, backward), strict=True)
+            if all(each.is_of(calls, self._images_last) for each, calls in both):
+                self._recent.remove(pair)
+                return pair
+        return None
 
     def _in_parts(self, forward: list[Call]) -> Parts | None:
         """The calls with the first layers taking the batch in parts, if they are to and it is worth it."""
@@ -438,8 +463,9 @@ class Net(Access, Placement):
                 self._shapes_seen = now
             else:
                 self._outdate(0)
+            self._recent = [pair for pair in self._recent if all(each.is_at_home() for each in pair)]
         if self._fit(first, len(self.nodes) - 1 if last is None else last):
-            self._schedules = None
+            return self._compile()
         return self._schedules or self._compile()
 
     def planned(self) -> Plan | None:

@@ -83,6 +83,18 @@ def _check_host(wanted: list[tuple[str, int]]) -> None:
         )  # fmt: skip
 
 
+class _Place(NamedTuple):
+    """Where a view lies; unlike the view, it keeps no bytes from `trim`."""
+
+    memory: SyncedMemory
+    offset: int
+    nbytes: int
+
+
+def _place_of(view: View | _Place) -> _Place:
+    return _Place(view.memory, view.offset, view.nbytes)
+
+
 class _Bound:
     """An operand and the array it was last resolved to.
 
@@ -114,6 +126,11 @@ class _Bound:
         # what is no more than an address stays right while that is the same
         if getattr(self.array, "address", None) != address:
             self.array = device.as_array(address, self.shape, self.dtype)
+
+    def is_in_place(self) -> bool:
+        """Whether the operand is where it was at the last run."""
+        now, then = self.operand.view, self.view
+        return now is then or (then is not None and _place_of(now) == _place_of(then))
 
     def is_kept(self) -> bool:
         """Whether its bytes are still in what kept them at the last access."""
@@ -303,7 +320,7 @@ class Step:
 
     def is_in_place(self) -> bool:
         """Whether all it uses is where it was at the last run."""
-        return all(bound.operand.view is bound.view for bound in self.order)
+        return all(bound.is_in_place() for bound in self.order)
 
     def is_done(self) -> bool:
         """Whether a `once` call has nothing new to do; if it has, it counts as not done until it ends."""
@@ -438,6 +455,7 @@ class Schedule:
         images_last: bool = False,
     ) -> None:
         self.calls = list(calls)
+        self._shapes = _shapes(calls)
         self.device = device
         self.images_last = images_last
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
@@ -485,6 +503,26 @@ class Schedule:
         for start, _, steps in self._units():
             for step in steps:
                 step.room = scratch.get(start) if step.side is self.side else None
+
+    def put_aside(self) -> None:
+        """Another schedule runs instead, for a while: keep no bytes from `trim`."""
+        for bound in (bound for _, _, steps in self._units() for step in steps for bound in step.order):
+            bound.view = bound.view and _place_of(bound.view)
+        self._views, self._moves = None, -1
+
+    def is_of(self, calls: Sequence[Call], images_last: bool | None) -> bool:
+        """Whether it is the schedule that these calls would become, on arrays of their present shapes."""
+        if images_last != self.images_last or len(calls) != len(self.calls) or _shapes(calls) != self._shapes:
+            return False
+        try:
+            return calls == self.calls
+        except ValueError:  # arrays among the attributes
+            return False
+
+    def is_at_home(self) -> bool:
+        """Whether what it used last is still what its operands lie in."""
+        bounds = (bound for _, _, steps in self._units() for step in steps for bound in step.order if bound.keeper)
+        return all(bound.operand.memory is bound.view.memory and bound.is_kept() for bound in bounds)
 
     def span(self, layers: range) -> tuple[int, int]:
         """Positions [start, stop) of the calls of these layers, which stand together."""
@@ -595,6 +633,10 @@ class Schedule:
         finally:
             if self.device.faults is not None:
                 self.device.faults.layer = ""
+
+
+def _shapes(calls: Iterable[Call]) -> list[list[tuple[int, ...]]]:
+    return [[operand.op_shape for operand in each.present()] for each in calls]
 
 
 def _fusions(

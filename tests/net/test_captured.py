@@ -139,7 +139,7 @@ def test_sums_over_batches_have_two_graphs_that_stay(make, text, memory):
 @DEVICES
 def test_reshaping_captures_anew_and_other_nets_do_not(make):
     one, other = both(make)
-    for step, batch in enumerate([4] * 4 + [2] * 4 + [7] * 4 + [4] * 4):
+    for step, batch in enumerate([4] * 4 + [2] * 4 + [7] * 4 + [5] * 4):
         for each in (one, other):
             net = each.net
             net.blobs["data"].reshape(batch, 2, 6, 6)
@@ -151,6 +151,42 @@ def test_reshaping_captures_anew_and_other_nets_do_not(make):
         fill(beside, step)
         beside.run_forward()
         assert captured(one.net) == [[step % 4 >= 2]] * 2
+
+
+@DEVICES
+def test_graphs_for_recent_shapes_are_kept(make):
+    one, other = both(make)
+    first = one.net.compiled()
+    for step, batch in enumerate([7] * 4 + [4, 2] * 6 + [3, 5, 6, 1] + [7]):
+        for each in (one, other):
+            net = each.net
+            net.blobs["data"].reshape(batch, 2, 6, 6)
+            net.blobs["label"].reshape(batch)
+            fill(net, step)
+            each.step(1)
+        assert same(state(one.net), state(other.net)), step
+        if 10 <= step < 16:  # of two shapes in turn, which have each been captured
+            assert captured(one.net) == [[True]] * 2
+        assert len(one.net._recent) <= 4
+    assert not set(one.net.compiled()) & set(first) and captured(one.net) == [[False]] * 2, "it was too long ago"
+
+
+@DEVICES
+def test_what_was_kept_for_other_shapes_holds_no_memory(make):
+    one, _ = both(make)
+    net = one.net
+    net.blobs["data"].reshape(64, 2, 6, 6)
+    net.blobs["label"].reshape(64)
+    one.step(3)
+    net.blobs["data"].reshape(2, 2, 6, 6)
+    net.blobs["label"].reshape(2)
+    one.step(1)
+    assert len(net._recent) == 1
+    memory = net.blobs["norm"].data_view.memory
+    assert memory.gpu_capacity == 64 * 3 * 4 * 4 * 4 and memory.trim() and memory.gpu_capacity == 2 * 3 * 4 * 4 * 4
+    net.blobs["norm"].unshare_data()
+    one.step(1)
+    assert net._recent == []
 
 
 @DEVICES
