@@ -4,11 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_devices import EMULATED, EXACT_GPU
+from cuda_devices import EMULATED, EXACT_GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
 
 import blobmem
 from blobmem import TEST, TRAIN
+from blobmem.memory import Side
 from blobmem.net.captured import Captured
 
 NET = """
@@ -187,6 +188,50 @@ def test_what_was_kept_for_other_shapes_holds_no_memory(make):
     net.blobs["norm"].unshare_data()
     one.step(1)
     assert net._recent == []
+
+
+def grow_elsewhere(net):
+    """Let the memory have another address on the device."""
+    memory = net.blobs["norm"].data_view.memory
+    version, nbytes = memory.version, memory.gpu_capacity
+    while memory.version == version:
+        nbytes *= 4
+        memory.reserve(Side.DEVICE, nbytes)
+
+
+@DEVICES
+@pytest.mark.parametrize("move", [grow_elsewhere, lambda net: net.blobs["norm"].unshare_data()], ids=["grow", "leave"])
+def test_what_has_moved_is_captured_anew(make, move):
+    one, other = both(make)
+    for step in range(12):
+        for each in (one, other):
+            fill(each.net, step)
+            if step == 4:
+                move(each.net)
+            each.step(1)
+        assert same(state(one.net), state(other.net)), step
+        if step in (3, 4, 11):
+            assert captured(one.net) == [[step != 4]] * 2
+
+
+@needs_compiler
+def test_adopted_arrays_that_are_kept_channels_last(monkeypatch):
+    monkeypatch.setattr("blobmem.net.captured.LEAST", 1)
+    text = NET.replace('"Input"', '"MemoryData"').replace(
+        "input_param { shape { dim: 4 dim: 2 dim: 6 dim: 6 } shape { dim: 4 } }",
+        "memory_data_param { batch_size: 4 channels: 2 height: 6 width: 6 }",
+    )
+    device, twin = EmulatedCuda(), EmulatedCuda()
+    device.channels_last = twin.channels_last = True
+    twin.graphs = False
+    rng = np.random.default_rng(1)
+    data, labels = rng.normal(size=(24, 2, 6, 6)).astype(np.float32), rng.integers(0, 5, 24).astype(np.float32)
+    nets = [blobmem.Net(text, TRAIN, device=each, seed=1) for each in (device, twin)]
+    for net in nets:
+        net.set_input_arrays(data, labels)
+    for _ in range(9):
+        one, other = ([net.run_forward(), net.blobs["norm"].cpu_data().tobytes()] for net in nets)
+        assert one == other
 
 
 @DEVICES

@@ -144,7 +144,7 @@ class Mixed(RuleBasedStateMachine):
     def test(self):
         self.both(lambda solver, _: [result.loss for result in solver.test_all()])
 
-    @rule(which=WHICH, batch=st.integers(1, 4))
+    @rule(which=WHICH, batch=st.sampled_from([1, 2, 3, 4, 3000]))  # for which memories move
     def reshape(self, which, batch):
         def act(_, nets):
             nets[which].blobs["data"].reshape(batch, 6)
@@ -152,6 +152,10 @@ class Mixed(RuleBasedStateMachine):
 
         self.both(act)
         self.fill(which, batch)
+
+    @rule(which=WHICH, name=st.sampled_from(["one", "drop", "sum"]))
+    def unshare(self, which, name):
+        self.both(lambda _, nets: nets[which].blobs[name].unshare_data())
 
     @rule(diff=st.booleans(), index=st.integers(0, 3), value=st.floats(-1, 1, width=32))
     def write_param(self, diff, index, value):
