@@ -35,7 +35,7 @@ def pieces(program: Sequence[Step], device: Device) -> list[Step | Captured]:
     """The steps of a program, runs of those that can be captured in one piece each."""
     result: list[Step | Captured] = []
     for run in _runs(program):
-        if len(run) >= LEAST and device.graphs:
+        if len(run) >= LEAST and device.graphs and not run[0].eager:
             result.append(Captured(run, device))
         else:
             result += run

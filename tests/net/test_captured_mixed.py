@@ -132,8 +132,14 @@ class Mixed(RuleBasedStateMachine):
     @rule(which=WHICH)
     def forward_in_a_thread(self, which):
         def act(_, nets):
-            thread = threading.Thread(target=lambda: losses.append(nets[which].run_forward()))
+            def run():
+                try:
+                    losses.append(nets[which].run_forward())
+                except BlobmemError as error:
+                    losses.append(str(error))
+
             losses = []
+            thread = threading.Thread(target=run)
             thread.start()
             thread.join()
             return losses
