@@ -172,9 +172,9 @@ def test_graphs_for_recent_shapes_are_kept(make):
     assert not set(one.net.compiled()) & set(first) and captured(one.net) == [[False]] * 2, "it was too long ago"
 
 
-@DEVICES
-def test_what_was_kept_for_other_shapes_holds_no_memory(make):
-    one, _ = both(make)
+@needs_compiler
+def test_what_was_kept_for_other_shapes_holds_no_memory():
+    one, _ = both(EmulatedCuda)
     net = one.net
     net.blobs["data"].reshape(64, 2, 6, 6)
     net.blobs["label"].reshape(64)
@@ -191,7 +191,7 @@ def test_what_was_kept_for_other_shapes_holds_no_memory(make):
 
 
 def grow_elsewhere(net):
-    """Let the memory have another address on the device."""
+    """Let a memory have another address on the device; a GPU maps what is more behind what there was."""
     memory = net.blobs["norm"].data_view.memory
     version, nbytes = memory.version, memory.gpu_capacity
     while memory.version == version:
@@ -199,8 +199,18 @@ def grow_elsewhere(net):
         memory.reserve(Side.DEVICE, nbytes)
 
 
-@DEVICES
-@pytest.mark.parametrize("move", [grow_elsewhere, lambda net: net.blobs["norm"].unshare_data()], ids=["grow", "leave"])
+def leave(net):
+    net.blobs["norm"].unshare_data()
+
+
+@pytest.mark.parametrize(
+    "make, move",
+    [
+        pytest.param(*EMULATED.values, move, id=f"emulated-{move.__name__}", marks=EMULATED.marks)
+        for move in (leave, grow_elsewhere)
+    ]
+    + [pytest.param(*EXACT_GPU.values, leave, id="cuda-leave", marks=EXACT_GPU.marks)],
+)
 def test_what_has_moved_is_captured_anew(make, move):
     one, other = both(make)
     for step in range(12):
