@@ -70,6 +70,20 @@ def load_weights(nets: Sequence[Net], files: Sequence[Path], output: Output) -> 
             output.note(f"warning: {source}: no parameters for {', '.join(missing)}, which start from their fillers")
 
 
+def show_graphs(nets: Sequence[Net], prefix: str | None, output: Output) -> None:
+    """What --graph-dot asks for: the CUDA graphs of nets as files, and which layers are in none."""
+    if prefix is None:
+        return
+    for net in nets:
+        for name in net.write_graphs(prefix):
+            output.note(f"wrote {name}")
+        for backward in (False,) if net.forward_only else (False, True):
+            for reason, layers in by_reason(net.why_eager(backward)).items():
+                if reason:
+                    way = "backward" if backward else "forward"
+                    output.note(f"{net.identity} {way}, not captured: {', '.join(layers)} ({reason})")
+
+
 def scalars(values: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Arrays as single numbers: NAME, NAME[i] for a few elements, mean(NAME) for many."""
     result: dict[str, float] = {}

@@ -82,6 +82,7 @@ def make_device(args: argparse.Namespace) -> Device:
         reserve=args.device_reserve,
         math=args.math,
         deterministic=args.deterministic,
+        graphs=False if getattr(args, "no_cuda_graphs", False) else None,
     )
 
 
@@ -114,6 +115,21 @@ def add_device(parser: Any) -> None:
         "--device-reserve", type=nbytes, metavar="BYTES", help="bytes of a GPU to leave free for others"
     )
     add_math(parser)
+
+
+def add_graphs(parser: Any) -> None:
+    """--no-cuda-graphs and --graph-dot."""
+    parser.add_argument(
+        "--no-cuda-graphs",
+        action="store_true",
+        help="of a GPU: queue each kernel by itself, instead of capturing what runs again and again",
+    )
+    parser.add_argument(
+        "--graph-dot",
+        metavar="PREFIX",
+        help="at the end, write what was captured as DOT files, PREFIX-NET-PHASE-DIRECTION-NUMBER.dot, and say which "
+        "layers were not, and why",
+    )
 
 
 def add_math(parser: Any) -> None:

@@ -43,6 +43,7 @@ def add(commands: Any) -> None:
     )
     options.add_state(parser)
     options.add_device(parser)
+    options.add_graphs(parser)
     options.add_memory(parser, ("keep", "inference"), "keep")
 
 
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with output.progress(args.iterations, "batch") as bar:
         means = nets.scalars(_average(net, args.iterations, bar))
     seconds = time.perf_counter() - begin
+    nets.show_graphs([net], args.graph_dot, output)
     batch = batch_of(net)
     items = args.iterations * batch
     if output.terminal:

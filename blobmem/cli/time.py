@@ -46,6 +46,7 @@ def add(commands: Any) -> None:
     options.add_input_shape(parser)
     options.add_state(parser)
     options.add_device(parser)
+    options.add_graphs(parser)
     options.add_memory(parser, ("keep", "train"), "keep")
     parser.add_argument("--json", metavar="FILE", help="write the times as JSON; - writes that alone to the output")
 
@@ -66,6 +67,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     _fill_inputs(net)
     with output.progress(args.iterations + 1, "pass") as bar:
         result = _measure(net, args.iterations, bar)
+    if args.graph_dot:
+        _run_whole(net)
+    nets.show_graphs([net], args.graph_dot, output)
     result = {"model": str(args.model), "version": __version__, "device": net.device.name, "phase": args.phase,
               "iterations": args.iterations, **result}  # fmt: skip
     if args.json:
@@ -159,6 +163,15 @@ def _measure(net: Net, iterations: int, bar: Bar) -> dict[str, Any]:
         for index, layer in enumerate(net.layers)
     ]
     return {"layers": layers, "forward_ms": _median_pass(forward), "backward_ms": _median_pass(backward)}
+
+
+def _run_whole(net: Net) -> None:
+    """Whole passes, after which what can be captured is: single layers seldom are."""
+    for _ in range(4):
+        net.run_forward()
+        if not net.forward_only:
+            net.clear_param_diffs()
+            net.run_backward()
 
 
 def _runs(net: Net, index: int) -> bool:

@@ -57,6 +57,7 @@ def add(commands: Any) -> None:
     )
     options.add_state(parser)
     options.add_device(parser)
+    options.add_graphs(parser)
     parser.add_argument(
         "--log",
         type=Path,
@@ -87,7 +88,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Build the nets, train, and sum up."""
-    from blobmem.cli.nets import load_weights
+    from blobmem.cli.nets import load_weights, show_graphs
     from blobmem.solvers import get_solver
 
     with contextlib.ExitStack() as files:
@@ -109,7 +110,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
             solver.restore(args.snapshot)
         session = Session(args, solver, output)
         session.introduce()
-        if not session.train():
+        finished = session.train()
+        show_graphs([solver.net, *solver.test_nets], args.graph_dot, output)
+        if not finished:
             session.say_how_to_resume()
             return 130
         session.sum_up()

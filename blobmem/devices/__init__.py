@@ -68,14 +68,14 @@ def get(spec: str | Device, memory: int | None = None, **options: Any) -> Device
 
     Args:
         memory: most bytes to hold there.
-        options: of `CudaDevice`: reserve, math, deterministic.
+        options: of `CudaDevice`: reserve, math, deterministic, graphs.
 
     Raises DeviceError for anything else, and for a GPU that is not there or lacks its packages, saying what to do.
     """
     if isinstance(spec, Device):
         return spec
     kind, colon, rest = str(spec).partition(":")
-    options = {name: value for name, value in options.items() if value}
+    options = {name: value for name, value in options.items() if value or (name, value) == ("graphs", False)}
     if options and kind != "cuda":
         raise DeviceError(f"device {spec!r} has no {' and no '.join(options)}: that is for a GPU")
     if kind == "cpu" and not colon:

@@ -8,6 +8,7 @@ accesses are repeated, in order, before the replay.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,17 +29,30 @@ log = logging.getLogger("blobmem")
 LEAST = 4  # steps, of which fewer are as quick to queue one by one
 _RUNS = 1  # before a capture: it may load and allocate
 _MOST_RUNS = 64  # before another one, where captured steps do not stay good
+_MOST_GRAPHS = 2  # of the same steps
 
 
 def pieces(program: Sequence[Step], device: Device) -> list[Step | Captured]:
     """The steps of a program, runs of those that can be captured in one piece each."""
     result: list[Step | Captured] = []
     for run in _runs(program):
-        if len(run) >= LEAST and device.graphs:
+        if len(run) >= LEAST and device.graphs and not run[0].eager:
             result.append(Captured(run, device))
         else:
             result += run
     return result
+
+
+def why_eager(found: Iterable[Step | Captured], device: Device) -> dict[Step, str]:
+    """Of each step in such pieces, why it is queued by itself in every run; "" where it becomes part of a graph."""
+    reasons: dict[Step, str] = {}
+    alone = "too few calls in a row for a graph" if device.graphs else "the device captures nothing"
+    for piece in found:
+        if isinstance(piece, Captured):
+            reasons |= dict.fromkeys(piece.steps, piece.refused)
+        else:
+            reasons[piece] = piece.eager or alone
+    return reasons
 
 
 def _runs(program: Iterable[Step]) -> Iterable[list[Step]]:
@@ -46,7 +60,7 @@ def _runs(program: Iterable[Step]) -> Iterable[list[Step]]:
     seen: dict[SyncedMemory, _Lying] = {}
     for step in program:
         turns = any(not seen[view.memory].allows(operand) for operand, view in _uses(step) if view.memory in seen)
-        if run and (turns or not step.captures or not run[-1].captures):
+        if run and (turns or step.eager or run[-1].eager):
             yield run
             run, seen = [], {}
         run.append(step)
@@ -74,44 +88,93 @@ class _Lying(NamedTuple):
         return operand.form == self.form and (apart or (view.offset, view.nbytes) in self.places)
 
 
+class _Graph(NamedTuple):
+    """What was captured of the steps, as they run where some of what they add to is fresh (zero, and overwritten).
+
+    Attributes:
+        native: the device's graph.
+        fresh: of each step that adds, whether it overwrites instead.
+        varied: the steps whose numbers are others at each launch, what stands for the device to them, their arguments.
+        told: what the numbers of each of these were a function of at the last launch.
+    """
+
+    native: Any
+    fresh: list[bool]
+    varied: list[tuple[Step, Any, list[Any]]]
+    told: list[Any]
+
+    def launch(self) -> None:
+        """Queue it, with the numbers that steps would run with now."""
+        for index, (step, told, arguments) in enumerate(self.varied):
+            state = _state_of(step)
+            if state != self.told[index]:
+                self.told[index] = state
+                told.again()
+                step.launch(arguments)
+        self.native.launch()
+
+
 class Captured:
-    """Steps that run as one graph once they have run a few times."""
+    """Steps that run as one graph once they have run a few times.
+
+    There is a graph for each pattern of what is fresh among the gradients that they add to: a sum over batches has two.
+
+    Attributes:
+        steps: all of them.
+        refused: why they cannot be captured, once that has been tried; "" if they can, for all that is known.
+    """
 
     __slots__ = (
-        "_adding", "_device", "_epochs", "_graph", "_keepers", "_moved", "_moves", "_runs", "_scratch", "_slots",
-        "_stream", "_told", "_varied", "_versions", "_wait", "_whole", "steps",
+        "_adding", "_device", "_epochs", "_graphs", "_keepers", "_last", "_moved", "_moves", "_runs", "_scratch",
+        "_slots", "_stream", "_taken", "_versions", "_wait", "_whole",
+        "refused", "steps",
     )  # fmt: skip
 
     def __init__(self, steps: Sequence[Step], device: Device) -> None:
-        self.steps = list(steps)
+        self.steps, self.refused = list(steps), ""
         self._device = device
-        self._graph: Any = None
-        self._runs, self._wait = 0, _RUNS
+        self._adding = [step for step in steps if step.accumulators and not step.begins and not step.once]
+        self._graphs: dict[tuple[bool, ...], _Graph] = {}
+        self._runs: Counter[tuple[bool, ...]] = Counter()  # one by one, since there was no graph
+        self._wait = _RUNS
 
     def run(self, stream: Stream | None, scratch: SyncedMemory) -> None:
         """Run the steps, given this thread's stream and workspace."""
-        if self._graph is not None:
-            if self._holds(stream, scratch):
-                self._tell()
-                self._graph.launch()
-                return
-            self._graph, self._runs, self._wait = None, 0, min(2 * self._wait, _MOST_RUNS)
-        if self._runs >= self._wait and not memory_package.debug and self._capture(stream, scratch):
+        before = tuple(step.is_fresh() for step in self._adding)
+        changed = self._changed() if self._graphs else set()
+        if self._graphs and not self._hold(changed, stream, scratch):
+            self._graphs.clear()
+            self._begin_anew()
+        graph = self._graphs.get(before)
+        if graph is not None:
+            self._follow(graph, changed, stream)
+            graph.launch()
             return
-        self._runs += 1
-        for step in self.steps:
-            step.run(stream, scratch)
+        ripe = self._runs[before] >= self._wait and not memory_package.debug
+        if not (ripe and self._capture(before, stream, scratch)):
+            for step in self.steps:
+                step.run(stream, scratch)
+            self._runs[before] += 1
+
+    @property
+    def graphs(self) -> list[Any]:
+        """The device's graphs that there are now."""
+        return [graph.native for graph in self._graphs.values()]
+
+    def _begin_anew(self) -> None:
+        self._runs.clear()
+        self._wait = min(2 * self._wait, _MOST_RUNS)
 
     # ---------------------------------------------------------------- capturing
 
-    def _capture(self, stream: Stream | None, scratch: SyncedMemory) -> bool:
+    def _capture(self, before: tuple[bool, ...], stream: Stream | None, scratch: SyncedMemory) -> bool:
         """Capture the steps and run what was captured; False, with nothing done, if one has to run by itself first."""
         steps = [step for step in self.steps if not (step.once and step.is_done())]
         if any(step.once for step in steps) or not steps:
             return False
         for step in steps:
             step.prepare(stream, scratch)
-        self._varied: list[tuple[Step, Any, list[Any]]] = []
+        varied: list[tuple[Step, Any, list[Any]]] = []
         at = steps[0]
 
         def queue(graph: Any) -> None:
@@ -120,39 +183,43 @@ class Captured:
                 if at.varies or any(isinstance(value, Draws) for value in at.attributes.values()):
                     told = graph.varied()
                     arguments = [_on(told, argument) for argument in at.arguments]
-                    self._varied.append((at, told, arguments))
+                    varied.append((at, told, arguments))
                     at.launch(arguments)
                 else:
                     at.launch()
 
         try:
-            graph = self._device.capture(queue)
+            native = self._device.capture(queue)
         except Exception as error:  # any library's
             log.warning(
                 "layer '%s' cannot be captured in a CUDA graph, and runs without: %s", at.call.layer_name, error
             )
-            self._wait = 1 << 62
+            self._graphs.clear()
+            self._wait, self.refused = 1 << 62, f"layer '{at.call.layer_name}': {error}"
             for step in steps:
                 step.launch()
             return True
+        if self._graphs and not self._hold(self._changed(), stream, scratch):  # what was just accessed has moved
+            self._graphs.clear()
+        elif len(self._graphs) == _MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+            self._begin_anew()
         self._remember(steps, stream, scratch)
-        self._graph = graph
+        fresh = [not step.attributes["accumulate"] for step in self._adding]
+        self._graphs[before] = graph = _Graph(native, fresh, varied, [_state_of(step) for step, _, _ in varied])
         graph.launch()
         return True
 
     def _remember(self, steps: Sequence[Step], stream: Stream | None, scratch: SyncedMemory) -> None:
-        """What the graph relies on."""
+        """What the graphs rely on."""
+        self._taken = steps
+        self._last = [bound for step in steps for bound in step.order if bound.operand.form is not None]
         keepers = {bound.keeper: None for step in steps for bound in step.order}
         keepers |= {step.room or scratch: None for step in steps if step.takes_scratch}
         self._keepers = list(keepers)
         self._versions = [keeper.version for keeper in keepers]
-        adding = [step for step in steps if step.accumulators and not step.begins]
-        self._adding = [(step, not step.attributes["accumulate"]) for step in adding]
         self._stream, self._moves = stream, moves()
         self._scratch = scratch if scratch in keepers else None
-        self._told = [_state_of(step) for step, _, _ in self._varied]
-        for _, told, _ in self._varied:
-            told.again()
         # slots are many, and have the epoch of their arena, which is looked at once
         slots = [keeper for keeper in keepers if isinstance(keeper, Slot)]
         whole = dict.fromkeys(keeper.place.memory if isinstance(keeper, Slot) else keeper for keeper in keepers)
@@ -171,8 +238,8 @@ class Captured:
 
     # ---------------------------------------------------------------- replaying
 
-    def _holds(self, stream: Stream | None, scratch: SyncedMemory) -> bool:
-        """Whether the graph does what the steps would do now; what they access is then accessed."""
+    def _hold(self, changed: set[SyncedMemory], stream: Stream | None, scratch: SyncedMemory) -> bool:
+        """Whether all that the graphs use is where it was; `changed` are those of it whose epochs have moved."""
         if stream is not self._stream or memory_package.debug:
             return False
         if self._scratch not in (None, scratch):
@@ -181,37 +248,30 @@ class Captured:
             if not all(step.is_done() if step.once else step.is_in_place() for step in self.steps):
                 return False
             self._moves = moves()
-        changed = self._changed()
-        return not (changed or self._adding) or self._follow(changed, stream)
-
-    def _follow(self, changed: set[SyncedMemory], stream: Stream | None) -> bool:
-        """Repeat the accesses to memories whose epochs have moved, if all arrays are still where they were."""
+        if not changed:
+            return True
         versions = zip(self._keepers, self._versions, strict=True)
         if any(keeper in changed and keeper.version != version for keeper, version in versions):
             return False
-        if any(step.is_fresh() != fresh for step, fresh in self._adding):
-            return False
-        fresh = {step for step, is_fresh in self._adding if is_fresh}
-        for step in self.steps:
-            if step in fresh and step.refill():
+        return all(bound.is_kept() for bound in self._last if bound.keeper in changed)
+
+    def _follow(self, graph: _Graph, changed: set[SyncedMemory], stream: Stream | None) -> None:
+        """Repeat the accesses of the steps to what has changed."""
+        for step, fresh in zip(self._adding, graph.fresh, strict=True):
+            step.attributes["accumulate"] = not fresh
+        if not changed:
+            return
+        begun = {step for step, fresh in zip(self._adding, graph.fresh, strict=True) if fresh}
+        for step in self._taken:
+            if step in begun and step.refill():
                 continue
             for bound in step.order:
                 if bound.keeper in changed:
-                    intent = Intent.OVERWRITE if step in fresh and bound.operand.accumulate else bound.operand.intent
+                    intent = Intent.OVERWRITE if step in begun and bound.operand.accumulate else bound.operand.intent
                     bound.resolve(step.side, self._device, intent, stream)
             if step.takes_scratch and (room := step.room or self._scratch) in changed:
                 step.access_scratch(room, stream)
         self._see()
-        return True
-
-    def _tell(self) -> None:
-        """Let the graph have the numbers that steps would run with now."""
-        for index, (step, told, arguments) in enumerate(self._varied):
-            state = _state_of(step)
-            if state != self._told[index]:
-                self._told[index] = state
-                told.again()
-                step.launch(arguments)
 
 
 def _on(device: Any, argument: Any) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -48,6 +49,8 @@ log = logging.getLogger("blobmem")
 
 MEMORY = ("keep", "train", "inference")
 """What becomes of a net's arrays after a pass: see `Net`."""
+
+_RECENT = 4  # shapes, besides the present ones, whose schedules are kept
 
 PASSES = ("parts",)
 """Passes over a net's calls that change results, by rounding: see `Net`."""
@@ -170,6 +173,7 @@ class Net(Access, Placement):
         self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._images_last: bool | None = None  # how they keep images; decided when the first are made
+        self._recent: list[tuple[Schedule, Schedule]] = []  # those for other shapes, the last ones at the end
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], Span] = {}
         self._updates: Sequence[Call] | None = None  # a solver's, which its backward passes carry out
@@ -292,6 +296,7 @@ class Net(Access, Placement):
     @uncollected()
     def _compile(self) -> tuple[Schedule, Schedule]:
         self._end_plan()
+        self._put_aside()
         self._shapes = self._present_shapes()
         forward, backward = self._calls()
         remade: list[Remade] = []
@@ -316,7 +321,7 @@ class Net(Access, Placement):
         if self._parts is not None:
             forward = self._parts.calls
         read_again = {view.memory for each in backward for view in each.reads}
-        schedules = (
+        schedules = self._had_before(forward, backward) or (
             Schedule(forward, self.device, False, self._done[0], self._images_last, passing - read_again),
             Schedule(backward, self.device, False, self._done[1], self._images_last, passing, before=forward),
         )
@@ -326,6 +331,27 @@ class Net(Access, Placement):
             self._miss_absent()
         self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
         return schedules
+
+    def _put_aside(self) -> None:
+        """Keep the present schedules, if there are any, for when their shapes come back.
+
+        Not where arrays take turns: their places are others each time that a net is planned.
+        """
+        if self._schedules is not None and self._arena is None:
+            for schedule in self._schedules:
+                schedule.put_aside()
+            self._recent = [*self._recent, self._schedules][-_RECENT:]
+        self._recent = [pair for pair in self._recent if pair[0].device is self.device]
+        self._schedules = None
+
+    def _had_before(self, forward: list[Call], backward: list[Call]) -> tuple[Schedule, Schedule] | None:
+        """The schedules that these calls were before, with what has been captured of them."""
+        for pair in self._recent:
+            both = zip(pair, (forward, backward), strict=True)
+            if all(each.is_of(calls, self._images_last) for each, calls in both):
+                self._recent.remove(pair)
+                return pair
+        return None
 
     def _in_parts(self, forward: list[Call]) -> Parts | None:
         """The calls with the first layers taking the batch in parts, if they are to and it is worth it."""
@@ -450,8 +476,9 @@ class Net(Access, Placement):
                 self._shapes_seen = now
             else:
                 self._outdate(0)
+            self._recent = [pair for pair in self._recent if all(each.is_at_home() for each in pair)]
         if self._fit(first, len(self.nodes) - 1 if last is None else last):
-            self._schedules = None
+            return self._compile()
         return self._schedules or self._compile()
 
     def planned(self) -> Plan | None:
@@ -530,6 +557,31 @@ class Net(Access, Placement):
         first is what the last pass used, and the rest once it is known.
         """
         return self.start_forward(first, last)()
+
+    def why_eager(self, backward: bool = False) -> dict[str, str]:
+        """Of each layer that computes in a whole pass forward (or backward), why a CUDA graph has not all its calls.
+
+        "" where it has, from the third pass or so on. For the present shapes and the device where the net is.
+        """
+        span = self._whole(backward)[backward]
+        runs: list[tuple[int, int | None]] = [(span.start, span.stop)]
+        if backward and self._updates is not None:
+            runs = [(0, self._first_update), (self._first_update, None)]
+        reasons: dict[str, str] = {}
+        for start, stop in runs:
+            for layer, reason in span.schedule.why_eager(start, stop).items():
+                reasons[layer] = reasons.get(layer) or reason
+        return reasons
+
+    def write_graphs(self, prefix: str) -> list[str]:
+        """Write each CUDA graph that runs now for parts of the net as a DOT file; the files' names.
+
+        They are PREFIX-NET-PHASE-DIRECTION-NUMBER.dot. DeviceError if the driver cannot write one.
+        """
+        name = re.sub(r"[^\w.-]+", "_", self.name)
+        stem = f"{prefix}-{name}-{PHASES[self.phase]}"
+        schedules = zip(("forward", "backward"), self._schedules or (), strict=False)
+        return [file for way, schedule in schedules for file in schedule.write_graphs(f"{stem}-{way}")]
 
     def start_forward(self, first: int = 0, last: int | None = None) -> Callable[[], float]:
         """`run_forward`, but give what waits for the loss, to be called once and before the next pass forward.

@@ -19,7 +19,7 @@ from blobmem.memory.reordered import extent
 from blobmem.memory.slot import Slot
 from blobmem.memory.synced import shrinks
 from blobmem.memory.workspace import workspace
-from blobmem.net.captured import Captured, pieces
+from blobmem.net.captured import Captured, pieces, why_eager
 from blobmem.net.fusion import Group, groups
 from blobmem.net.layouts import channels_last, reordered_of
 from blobmem.ops.call import Call, Operand, begins_sum
@@ -83,6 +83,18 @@ def _check_host(wanted: list[tuple[str, int]]) -> None:
         )  # fmt: skip
 
 
+class _Place(NamedTuple):
+    """Where a view lies; unlike the view, it keeps no bytes from `trim`."""
+
+    memory: SyncedMemory
+    offset: int
+    nbytes: int
+
+
+def _place_of(view: View | _Place) -> _Place:
+    return _Place(view.memory, view.offset, view.nbytes)
+
+
 class _Bound:
     """An operand and the array it was last resolved to.
 
@@ -115,6 +127,15 @@ class _Bound:
         if getattr(self.array, "address", None) != address:
             self.array = device.as_array(address, self.shape, self.dtype)
 
+    def is_in_place(self) -> bool:
+        """Whether the operand is where it was at the last run."""
+        now, then = self.operand.view, self.view
+        return now is then or (then is not None and _place_of(now) == _place_of(then))
+
+    def is_kept(self) -> bool:
+        """Whether its bytes are still in what kept them at the last access."""
+        return self.view.memory is self.keeper
+
     def needs(self, side: Side) -> Iterator[Need]:
         """What it takes of memories."""
         view = self.operand.view
@@ -142,6 +163,10 @@ class _BoundLast(_Bound):
         if device.compute:
             self._be_at(device, address)
         self.keeper, self.epoch = reordered.array, reordered.epoch
+
+    def is_kept(self) -> bool:
+        reordered = self.view.memory.reordered
+        return reordered is not None and reordered.array is self.keeper
 
     def needs(self, side: Side) -> Iterator[Need]:
         view = self.operand.view
@@ -179,10 +204,10 @@ class Step:
         "begins",
         "bound",
         "call",
-        "captures",
         "computes",
         "device",
         "done",
+        "eager",
         "faults",
         "fn",
         "moves",
@@ -226,7 +251,7 @@ class Step:
         self.scratch = 0
         self.room: SyncedMemory | None = None  # where it has its scratch, if not in the thread's workspace
         self.takes_scratch = op is not None and op.workspace is not None and op.family != "host"
-        self.captures = self.computes and self.side is _DEVICE and op is not None and op.captures
+        self.eager = self._why_eager(op)
         self.fn: Callable[..., Any]
         if op is not None:
             specs = [None if b is None else ArraySpec(tuple(b.shape), b.dtype) for b in self.bound]
@@ -238,6 +263,16 @@ class Step:
             assert callable(call.op)
             self.fn = call.op
         self.takes_scratch = self.computes and (self.takes_scratch or self.scratch > 0)
+
+    def _why_eager(self, op: Op | None) -> str:
+        """Why the call cannot be part of a graph; "" if it can."""
+        if op is None:
+            return "a function of the host"
+        if self.side is _HOST:
+            return f"op {op.name} runs on the host"
+        if not self.computes:
+            return "the device computes nothing"
+        return "" if op.captures else f"what op {op.name} queues is not the same in every run"
 
     def needs(self) -> Iterable[Need]:
         for bound in self.order:
@@ -295,7 +330,7 @@ class Step:
 
     def is_in_place(self) -> bool:
         """Whether all it uses is where it was at the last run."""
-        return all(bound.operand.view is bound.view for bound in self.order)
+        return all(bound.is_in_place() for bound in self.order)
 
     def is_done(self) -> bool:
         """Whether a `once` call has nothing new to do; if it has, it counts as not done until it ends."""
@@ -318,7 +353,7 @@ class Step:
     def _is_cleared(self) -> bool:
         for bound in self.accumulators:
             view = bound.view
-            if not bound.keeper.is_cleared_since(bound.epoch, view.offset, view.nbytes):
+            if view is None or not bound.keeper.is_cleared_since(bound.epoch, view.offset, view.nbytes):
                 return False
         return True
 
@@ -433,6 +468,7 @@ class Schedule:
         before: Sequence[Call] = (),
     ) -> None:
         self.calls = list(calls)
+        self._shapes = _shapes(calls)
         self.device = device
         self.images_last = images_last
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
@@ -486,6 +522,26 @@ class Schedule:
             for step in steps:
                 step.room = scratch.get(start) if step.side is self.side else None
 
+    def put_aside(self) -> None:
+        """Another schedule runs instead, for a while: keep no bytes from `trim`."""
+        for bound in (bound for _, _, steps in self._units() for step in steps for bound in step.order):
+            bound.view = bound.view and _place_of(bound.view)
+        self._views, self._moves = None, -1
+
+    def is_of(self, calls: Sequence[Call], images_last: bool | None) -> bool:
+        """Whether it is the schedule that these calls would become, on arrays of their present shapes."""
+        if images_last != self.images_last or len(calls) != len(self.calls) or _shapes(calls) != self._shapes:
+            return False
+        try:
+            return calls == self.calls
+        except ValueError:  # arrays among the attributes
+            return False
+
+    def is_at_home(self) -> bool:
+        """Whether what it used last is still what its operands lie in."""
+        bounds = (bound for _, _, steps in self._units() for step in steps for bound in step.order if bound.keeper)
+        return all(bound.operand.memory is bound.view.memory and bound.is_kept() for bound in bounds)
+
     def span(self, layers: range) -> tuple[int, int]:
         """Positions [start, stop) of the calls of these layers, which stand together."""
         wanted = [i for i, call in enumerate(self.calls) if call.layer in layers]
@@ -516,6 +572,25 @@ class Schedule:
         if found is None:
             found = self._captured[start, stop] = pieces(self._program(start, stop), self.device)
         return found
+
+    def why_eager(self, start: int = 0, stop: int | None = None) -> dict[str, str]:
+        """Of each layer with calls among these, why not all of them are captured when they run so; "" if they are."""
+        reasons = why_eager(self._pieces(start, stop), self.device)
+        layers: dict[str, str] = {}
+        for position in range(len(self.calls))[start:stop]:
+            step = self._fused[self._run_of[position]][1] if position in self._run_of else None
+            name = self.calls[position].layer_name
+            layers[name] = layers.get(name) or reasons[step if step in reasons else self._steps[position]]
+        return layers
+
+    def write_graphs(self, stem: str) -> list[str]:
+        """Write each graph that there is now as a DOT file, STEM-NUMBER.dot; the files' names."""
+        found = [piece for run in self._captured.values() for piece in run if isinstance(piece, Captured)]
+        names = []
+        for number, graph in enumerate(graph for piece in found for graph in piece.graphs):
+            names.append(f"{stem}-{number}.dot")
+            graph.write_dot(names[-1])
+        return names
 
     def scratch_bytes(self, start: int = 0, stop: int | None = None) -> int:
         """Bytes of workspace on the side where the device computes."""
@@ -581,6 +656,10 @@ class Schedule:
         finally:
             if self.device.faults is not None:
                 self.device.faults.layer = ""
+
+
+def _shapes(calls: Iterable[Call]) -> list[list[tuple[int, ...]]]:
+    return [[operand.op_shape for operand in each.present()] for each in calls]
 
 
 def _fusions(

@@ -6,84 +6,11 @@ On the host of every number by itself; elsewhere, where each pass takes far long
 import numpy as np
 import pytest
 from cuda_devices import EMULATED, GPU
+from layer_cases import CASES, MULTI_TOP
 
 from blobmem import TRAIN, Net, devices, layer_types
 from blobmem.devices import HOST
 
-CONV = "convolution_param { num_output: 4 kernel_size: 3 %s }"
-CASES = {
-    "Convolution": [("2 3 5 6", CONV % ""), ("2 4 6 5", CONV % "group: 2 stride: 2 pad: 1 dilation: 1"),
-                    ("2 2 7 7", CONV % "dilation: 2"), ("2 2 7", CONV % ""),
-                    ("1 2 4 4 4", "convolution_param { num_output: 2 kernel_size: 2 }"),
-                    ("2 3 4", "convolution_param { num_output: 2 axis: 2 }")],
-    "Deconvolution": [("2 3 4 3", CONV % "stride: 2"), ("2 4 3 4", CONV % "group: 2 pad: 1"),
-                      ("2 3 4", "convolution_param { num_output: 6 axis: 2 group: 2 }")],
-    "Im2col": [("2 3 5 6", "convolution_param { kernel_size: 3 stride: 2 pad: 1 }"),
-               ("3 2 7", "convolution_param { kernel_size: 2 dilation: 3 axis: 1 }")],
-    "DepthwiseConvolution": [("2 3 5 6", "convolution_param { kernel_size: 3 stride: 2 pad: 1 }")],
-    "ConvolutionDepthwise": [("2 2 5 4", "convolution_param { num_output: 4 kernel_size: 3 }")],
-    "Interp": [("2 2 3 4", "interp_param { height: 5 width: 3 }"), ("1 2 3 3", "interp_param { height: 3 width: 3 }"),
-               ("1 2 5 6", "interp_param { zoom_factor: 2 pad_beg: -1 pad_end: -1 }"),
-               ("1 2 5 4", "interp_param { shrink_factor: 2 }")],
-    "Upsample": [("2 2 3 2", "upsample_param { scale: 2 pad_out_w: true }"),
-                 ("1 2 3 4", "upsample_param { upsample_h: 5 upsample_w: 7 }")],
-    "Normalize": [("2 3 2 4", f"norm_param {{ across_spatial: {across} channel_shared: {shared} eps: 0.1 }}")
-                  for across in ("true", "false") for shared in ("true", "false")],
-    "Pooling": [("2 3 6 5", "pooling_param { kernel_size: 3 stride: 2 }"),
-                ("2 3 6 5", "pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 }"),
-                ("2 3 4 4", "pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }"),
-                ("2 3 4 4", "pooling_param { pool: AVE global_pooling: true }"),
-                ("2 3 6 5", "pooling_param { kernel_size: 3 stride: 2 round_mode: FLOOR }")],
-    "SPP": [("2 3 9 6", "spp_param { pyramid_height: 2 }"),
-            ("2 3 9 6", "spp_param { pyramid_height: 2 pool: AVE }"),
-            ("2 3 4 8", "spp_param { pyramid_height: 3 pool: STOCHASTIC }"),
-            ("2 3 3 4", "spp_param { pyramid_height: 1 pool: AVE }")],
-    "LRN": [("2 7 3 3", "lrn_param { local_size: 3 alpha: 0.5 }"),
-            ("2 3 5 5", "lrn_param { local_size: 3 alpha: 0.5 norm_region: WITHIN_CHANNEL }")],
-    "InnerProduct": [("3 4 2", "inner_product_param { num_output: 5 }"),
-                     ("3 2 4", "inner_product_param { num_output: 5 axis: 2 transpose: true bias_term: false }")],
-    "ReLU": [("2 3 4", ""), ("2 3 4", "relu_param { negative_slope: 0.2 }")],
-    "PReLU": [("2 3 4 4", ""), ("2 3 4 4", "prelu_param { channel_shared: true }")],
-    "Sigmoid": [("2 3 4", "")],
-    "TanH": [("2 3 4", "")],
-    "AbsVal": [("2 3 4", "")],
-    "BNLL": [("2 3 4", "")],
-    "Clip": [("2 3 4", "clip_param { min: -0.5 max: 0.6 }")],
-    "ELU": [("2 3 4", "elu_param { alpha: 0.7 }"), ("2 3 4", "elu_param { alpha: -0.7 }")],
-    "Exp": [("2 3 4", ""), ("2 3 4", "exp_param { base: 2 scale: 0.5 shift: 1 }")],
-    "Log": [("2 3 4", "log_param { shift: 3 }"), ("2 3 4", "log_param { base: 10 scale: -2 shift: 3 }")],
-    "ReLU6": [("2 3 4", "")],
-    "Swish": [("2 3 4", ""), ("2 3 4", "swish_param { beta: 1.5 }")],
-    "Axpy": [("2 3", "", 3)],
-    "Permute": [("2 3 4", "permute_param { order: 2 order: 0 }"), ("2 3 4", "permute_param { order: 0 order: 1 }"),
-                ("2 1 3 2 2", "permute_param { order: 4 order: 2 order: 3 }")],
-    "ShuffleChannel": [("2 6 3", "shuffle_channel_param { group: 3 }"), ("2 6 3", "")],
-    "Power": [("2 3 4", "power_param { power: 2 scale: 0.5 shift: 3 }")],
-    "Dropout": [("2 3 4", "dropout_param { dropout_ratio: 0.4 }")],
-    "BatchNorm": [("4 3 5 4", ""), ("6 3", ""), ("4 3 2 2", "batch_norm_param { use_global_stats: true }")],
-    "Scale": [("2 3 4 5", "scale_param { bias_term: true }"), ("2 3 4 5", "scale_param { axis: 2 num_axes: 2 }")],
-    "Bias": [("2 3 4 5", ""), ("2 3 4", "bias_param { axis: 0 num_axes: -1 }")],
-    "MVN": [("2 3 4 5", ""), ("2 3 4 5", "mvn_param { across_channels: true eps: 0.5 }"),
-            ("2 3 4 5", "mvn_param { normalize_variance: false }"), ("3 4 7", "")],
-    "Reduction": [("2 3 4", ""), ("2 3 4", "reduction_param { operation: ASUM axis: 1 coeff: -2.5 }"),
-                  ("2 3 4", "reduction_param { operation: SUMSQ axis: -1 coeff: 0.5 }"),
-                  ("2 3 4", "reduction_param { operation: MEAN axis: 1 }")],
-    "Softmax": [("2 5 3", ""), ("2 5 3", "softmax_param { axis: 2 }")],
-    "Flatten": [("2 3 4", "")],
-    "Reshape": [("2 3 4", "reshape_param { shape { dim: 0 dim: -1 dim: 2 } }")],
-    "Eltwise": [("2 3 4", "", 2), ("2 3 4", "eltwise_param { operation: PROD }", 3),
-                ("2 3 4", "eltwise_param { operation: PROD stable_prod_grad: false }", 2),
-                ("2 3 4", "eltwise_param { operation: MAX }", 3),
-                ("2 3 4", "eltwise_param { coeff: 2 coeff: -0.5 }", 2)],
-    "Concat": [("2 3 4", "", 3), ("2 3 4", "concat_param { axis: 0 }", 2), ("2 3 4", "", 1)],
-    "Tile": [("2 3 4", "tile_param { tiles: 3 }"), ("2 3 4", "tile_param { axis: 0 tiles: 2 }"),
-             ("2 3 4", "tile_param { axis: -1 tiles: 1 }")],
-    "EuclideanLoss": [("4 3", "", 2)],
-}  # fmt: skip
-MULTI_TOP = {
-    "Slice": [("2 6 4", "slice_param { slice_point: 1 slice_point: 4 }", 3), ("2 6 4", "slice_param { axis: 1 }", 2)],
-    "Split": [("2 3 4", "", 3)],
-}
 DIRECTIONS = 3
 TESTED_ELSEWHERE = {
     "SoftmaxWithLoss", "HingeLoss", "InfogainLoss", "MultinomialLogisticLoss",  # below, since their second bottom is labels

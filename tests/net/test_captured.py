@@ -1,11 +1,15 @@
 """Steps that run as one captured graph do what they do one by one."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from cuda_devices import EMULATED, EXACT_GPU
+from cuda_devices import EMULATED, EXACT_GPU, needs_compiler
+from cuda_emulation import EmulatedCuda
 
 import blobmem
 from blobmem import TEST, TRAIN
+from blobmem.memory import Side
 from blobmem.net.captured import Captured
 
 NET = """
@@ -25,12 +29,13 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "
 DEVICES = pytest.mark.parametrize("make", [EMULATED, EXACT_GPU])
 
 
-def solver(device, **options):
+def solver(device, text=NET, iter_size=1, **options):
     param = blobmem.proto.caffe_pb2.SolverParameter(
         base_lr=0.1, momentum=0.9, weight_decay=1e-3, lr_policy="step", gamma=0.5, random_seed=3
     )
     param.stepsize = 3
-    param.net_param.CopyFrom(blobmem.proto.text.read_net(NET))
+    param.iter_size = iter_size
+    param.net_param.CopyFrom(blobmem.proto.text.read_net(text))
     return blobmem.get_solver(param, device=device, **options)
 
 
@@ -43,7 +48,7 @@ def fill(net, seed):
 def captured(net):
     """Whether the pieces that run of each direction are graphs by now."""
     return [
-        [piece._graph is not None for pieces in found for piece in pieces if isinstance(piece, Captured)]
+        [bool(piece._graphs) for pieces in found for piece in pieces if isinstance(piece, Captured)]
         for found in (schedule._captured.values() for schedule in net.compiled())
     ]
 
@@ -103,10 +108,39 @@ def test_what_is_written_and_read_between_replays(make):
         assert same(*results), step
 
 
+SHARED = (
+    NET.replace(
+        """layer { name: "loss\"""",
+        """layer { name: "fc2" type: "InnerProduct" bottom: "drop" top: "fc2" param { name: "w" } param { name: "b" }
+  inner_product_param { num_output: 5 } }
+layer { name: "sum" type: "Eltwise" bottom: "fc" bottom: "fc2" top: "sum" }
+layer { name: "loss\"""",
+    )
+    .replace('bottom: "fc" bottom: "label"', 'bottom: "sum" bottom: "label"')
+    .replace('top: "fc"\n', 'top: "fc" param { name: "w" } param { name: "b" }\n')
+)
+
+
+@DEVICES
+@pytest.mark.parametrize("text", [NET, SHARED], ids=["", "shared"])
+@pytest.mark.parametrize("memory", ["keep", "train"])
+def test_sums_over_batches_have_two_graphs_that_stay(make, text, memory):
+    one, other = both(make, text=text, iter_size=3, memory=memory)
+    for step in range(8):
+        for each in (one, other):
+            fill(each.net, step)
+            each.step(1)
+        assert same(state(one.net), state(other.net)), step
+    (backward,) = (found for found in one.net.compiled()[1]._captured.values())
+    assert [len(piece._graphs) for piece in backward if isinstance(piece, Captured)] == [2]
+    if make is EmulatedCuda:  # forward, and backward of the first batch and of those after it
+        assert len(one.net.device.captured) == 3
+
+
 @DEVICES
 def test_reshaping_captures_anew_and_other_nets_do_not(make):
     one, other = both(make)
-    for step, batch in enumerate([4] * 4 + [2] * 4 + [7] * 4 + [4] * 4):
+    for step, batch in enumerate([4] * 4 + [2] * 4 + [7] * 4 + [5] * 4):
         for each in (one, other):
             net = each.net
             net.blobs["data"].reshape(batch, 2, 6, 6)
@@ -118,6 +152,96 @@ def test_reshaping_captures_anew_and_other_nets_do_not(make):
         fill(beside, step)
         beside.run_forward()
         assert captured(one.net) == [[step % 4 >= 1]] * 2
+
+
+@DEVICES
+def test_graphs_for_recent_shapes_are_kept(make):
+    one, other = both(make)
+    first = one.net.compiled()
+    for step, batch in enumerate([7] * 4 + [4, 2] * 6 + [3, 5, 6, 1] + [7]):
+        for each in (one, other):
+            net = each.net
+            net.blobs["data"].reshape(batch, 2, 6, 6)
+            net.blobs["label"].reshape(batch)
+            fill(net, step)
+            each.step(1)
+        assert same(state(one.net), state(other.net)), step
+        if 10 <= step < 16:  # of two shapes in turn, which have each been captured
+            assert captured(one.net) == [[True]] * 2
+        assert len(one.net._recent) <= 4
+    assert not set(one.net.compiled()) & set(first) and captured(one.net) == [[False]] * 2, "it was too long ago"
+
+
+@needs_compiler
+def test_what_was_kept_for_other_shapes_holds_no_memory():
+    one, _ = both(EmulatedCuda)
+    net = one.net
+    net.blobs["data"].reshape(64, 2, 6, 6)
+    net.blobs["label"].reshape(64)
+    one.step(3)
+    net.blobs["data"].reshape(2, 2, 6, 6)
+    net.blobs["label"].reshape(2)
+    one.step(1)
+    assert len(net._recent) == 1
+    memory = net.blobs["norm"].data_view.memory
+    assert memory.gpu_capacity == 64 * 3 * 4 * 4 * 4 and memory.trim() and memory.gpu_capacity == 2 * 3 * 4 * 4 * 4
+    net.blobs["norm"].unshare_data()
+    one.step(1)
+    assert net._recent == []
+
+
+def grow_elsewhere(net):
+    """Let a memory have another address on the device; a GPU maps what is more behind what there was."""
+    memory = net.blobs["norm"].data_view.memory
+    version, nbytes = memory.version, memory.gpu_capacity
+    while memory.version == version:
+        nbytes *= 4
+        memory.reserve(Side.DEVICE, nbytes)
+
+
+def leave(net):
+    net.blobs["norm"].unshare_data()
+
+
+@pytest.mark.parametrize(
+    "make, move",
+    [
+        pytest.param(*EMULATED.values, move, id=f"emulated-{move.__name__}", marks=EMULATED.marks)
+        for move in (leave, grow_elsewhere)
+    ]
+    + [pytest.param(*EXACT_GPU.values, leave, id="cuda-leave", marks=EXACT_GPU.marks)],
+)
+def test_what_has_moved_is_captured_anew(make, move):
+    one, other = both(make)
+    for step in range(12):
+        for each in (one, other):
+            fill(each.net, step)
+            if step == 4:
+                move(each.net)
+            each.step(1)
+        assert same(state(one.net), state(other.net)), step
+        if step in (3, 4, 11):
+            assert captured(one.net) == [[step != 4]] * 2
+
+
+@needs_compiler
+def test_adopted_arrays_that_are_kept_channels_last(monkeypatch):
+    monkeypatch.setattr("blobmem.net.captured.LEAST", 1)
+    text = NET.replace('"Input"', '"MemoryData"').replace(
+        "input_param { shape { dim: 4 dim: 2 dim: 6 dim: 6 } shape { dim: 4 } }",
+        "memory_data_param { batch_size: 4 channels: 2 height: 6 width: 6 }",
+    )
+    device, twin = EmulatedCuda(), EmulatedCuda()
+    device.channels_last = twin.channels_last = True
+    twin.graphs = False
+    rng = np.random.default_rng(1)
+    data, labels = rng.normal(size=(24, 2, 6, 6)).astype(np.float32), rng.integers(0, 5, 24).astype(np.float32)
+    nets = [blobmem.Net(text, TRAIN, device=each, seed=1) for each in (device, twin)]
+    for net in nets:
+        net.set_input_arrays(data, labels)
+    for _ in range(9):
+        one, other = ([net.run_forward(), net.blobs["norm"].cpu_data().tobytes()] for net in nets)
+        assert one == other
 
 
 @DEVICES
@@ -159,6 +283,9 @@ def test_a_layer_of_the_host_divides_what_is_captured(make):
             net.run_backward()
         one, other = ([blob.cpu_diff().copy() for blobs in net.params.values() for blob in blobs] for net in nets)
         assert same(one, other)
+    reasons = nets[0].why_eager()
+    assert reasons["twice"] == "a function of the host" and reasons["conv"] == "too few calls in a row for a graph"
+    assert {layer for layer, reason in nets[0].why_eager(backward=True).items() if reason} == {"twice"}
 
 
 @DEVICES
@@ -175,3 +302,23 @@ def test_what_cannot_be_captured_runs_without(make, monkeypatch, caplog):
             each.step(1)
         assert same(state(one.net), state(other.net)), step
     assert "layer 'conv' cannot be captured in a CUDA graph" in caplog.text
+    assert set(one.net.why_eager().values()) == {"layer 'conv': not today"}
+
+
+@DEVICES
+@pytest.mark.parametrize("memory", ["keep", "train"])
+def test_what_is_captured_and_where_it_is_drawn(make, memory, tmp_path):
+    one, other = both(make, memory=memory)
+    for each in (one, other):
+        for step in range(4):
+            fill(each.net, step)
+            each.step(1)
+    names = one.net.write_graphs(tmp_path / "dot")
+    stem = str(tmp_path / "dot-net-TRAIN-")
+    assert names[0] == f"{stem}forward-0.dot" and f"{stem}backward-0.dot" in names and len(names) <= 3
+    assert all("digraph" in Path(name).read_text() for name in names)
+    assert other.net.write_graphs(tmp_path / "none") == []
+    layers = ["conv", "relu", "norm", "drop", "fc", "loss"]
+    assert one.net.why_eager() == dict.fromkeys(layers, "")
+    assert set(one.net.why_eager(backward=True).values()) == {""}
+    assert other.net.why_eager() == dict.fromkeys(layers, "the device captures nothing")

@@ -143,6 +143,9 @@ class EmulatedGraph:
     def varied(self):
         return EmulatedVaried(self)
 
+    def write_dot(self, path):
+        Path(path).write_text(f"digraph {{ {' '.join(f'n{at};' for at in range(len(self.work)))} }}")
+
 
 class EmulatedVaried:
     """Stands for blobmem.devices.cuda.graph.Varied."""

@@ -37,6 +37,13 @@ class Draws:
         digest = hashlib.blake2b(f"{seed}\0{stream}".encode(), digest_size=8).digest()
         self._key = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
+    def __eq__(self, other: object) -> bool:
+        """Whether they are the same numbers at all times."""
+        return isinstance(other, Draws) and self._key == other._key and self.state is other.state
+
+    def __hash__(self) -> int:
+        return hash((self._key, id(self.state)))
+
     def __repr__(self) -> str:
         return f"Draws(seed={self.seed}, stream={self.stream!r}, iteration={self.state.iteration})"
 
