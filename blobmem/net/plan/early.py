@@ -21,7 +21,7 @@ SHARE = 16
 GPU, so that there are at most this many for each pair of multipliers, and one more. Of the nets in `models/` updates
 one by one would need 0 to 2 MiB less, an eighth 0 to 13 MiB more."""
 
-FIRST = 4
+FIRST = 10
 """In the first such part of backward's calls there is no update: a solver waits for the loss before the first one, and
 a GPU needs work meanwhile."""
 
