@@ -23,14 +23,14 @@ from benchmarks import clock  # noqa: E402
 from benchmarks.gpu import OURS, words  # noqa: E402
 from benchmarks.host import machine, peak_mib  # noqa: E402
 
-NETS = "caffenet:256,vgg16:64,googlenet:32,resnet50:32,inception_v3:32,resnet1001:64"
+NETS = "caffenet:64,vgg16:16,googlenet:32,resnet50:32,inception_v3:16,resnet1001:16"
 THEIRS = ("eager", "channels_last")
 LIMIT = 3600  # seconds for a process
 
 
 def measure(side: str, model: str, batch: int, phase: str) -> dict[str, float]:
     """The peak in MiB of this process, once it has taken its steps, and what it was after the imports."""
-    clock.WARM_UPS = 2
+    clock.WARM_UPS = 1
     common = (model, batch, phase, "fp32", "cpu", clock.Deadline(LIMIT))
     if side in THEIRS:
         from benchmarks.gpu_torch import Theirs
