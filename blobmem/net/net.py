@@ -20,29 +20,17 @@ from blobmem.memory.blob import Blob, moves
 from blobmem.memory.slot import Slot
 from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
-from blobmem.net.build import Node, float_dtype, reshape, resize, uncollected, wire
-from blobmem.net.fusion import share_kept
+from blobmem.net.build import Node, float_dtype, resize, uncollected, wire
+from blobmem.net.compilation import Compilation, of_layer, shapes_of
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.inplace import stale_reads
-from blobmem.net.layouts import is_faster
 from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
 from blobmem.net.plan import (
     Arena,
-    Parts,
-    Plan,
-    Remade,
-    in_parts,
-    read_tops,
-    recompute,
-    shut_in_pools,
-    unseen,
-    update_early,
 )  # fmt: skip
-from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints, secure
-from blobmem.net.sharing import Identity, NeverWhole, SharingGroup, SharingReport, halves, share_blobs
-from blobmem.ops.call import Call, call, overwrite_diff
-from blobmem.ops.registry import table
+from blobmem.net.schedule import Need, Schedule, Span, first_uses, secure
+from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
 from blobmem.proto.text import is_text, read_net
 
 log = logging.getLogger("blobmem")
@@ -50,13 +38,11 @@ log = logging.getLogger("blobmem")
 MEMORY = ("keep", "train", "inference")
 """What becomes of a net's arrays after a pass: see `Net`."""
 
-_RECENT = 4  # shapes, besides the present ones, whose schedules are kept
-
 PASSES = ("parts",)
 """Passes over a net's calls that change results, by rounding: see `Net`."""
 
 
-class Net(Access, Placement):
+class Net(Access, Placement, Compilation):
     """A net in one phase, as `Net(model, phase, ...)` or, in pycaffe's older way, `Net(model, weights, phase)`.
 
     Args:
@@ -168,23 +154,12 @@ class Net(Access, Placement):
         self.debug_info: bool = self.param.debug_info
         self.identity = Identity(f"net '{self.name}' ({PHASES[phase]})")
         self.group = SharingGroup()
-        self._shapes = self._present_shapes()  # those that the layers know
-        self._shapes_seen = -1  # `moves` when they were found to be the present ones
-        self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
-        self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
-        self._images_last: bool | None = None  # how they keep images; decided when the first are made
-        self._recent: list[tuple[Schedule, Schedule]] = []  # those for other shapes, the last ones at the end
-        self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
-        self._spans: dict[tuple[bool, int, int], Span] = {}
-        self._updates: Sequence[Call] | None = None  # a solver's, which its backward passes carry out
-        self._first_update = 0  # the position of the first among the calls of backward
         self._moves = 0
         self._loss_reader = LossReader()
         self._chains_checked = False
+        Compilation.__init__(self)
         self._name_blobs()
-        self._parts: Parts | None = None  # how the forward schedule takes the batch
         self._arena = self._new_arena()
-        self._plan: Plan | None = None
         self.kept = self._checked_names(keep)
         self._fill(params_from)
         if any(layer.blobs for layer in self.param.layer):  # a model with its values, as a caffemodel is
@@ -249,242 +224,6 @@ class Net(Access, Placement):
         if "parts" in passes and not self.forward_only:
             raise ValueError("'parts' is for a net that only runs forward: build it with forward_only=True too")
         return passes
-
-    def _calls(self) -> tuple[list[Call], list[Call]]:
-        share_kept(self.nodes)
-        forward: list[Call] = []
-        backward: list[Call] = []
-        for index, node in enumerate(self.nodes):
-            if index in self._stale:
-                continue
-            layer = node.layer
-            calls = list(layer.forward(node.bottom, node.top))
-            if node.need_backward:
-                # once, so that a script may set another gradient of the loss afterwards
-                calls += [call("fill", overwrite_diff(blob), value=weight, once=True) for blob, weight in node.losses]
-            forward += _of_layer(calls, index, layer)
-        for index in range(len(self.nodes) - 1, -1, -1):
-            node = self.nodes[index]
-            if node.need_backward and index not in self._stale:
-                calls = list(node.layer.backward(node.bottom, node.top, node.bottom_need))
-                backward += _of_layer(calls, index, node.layer)
-        return forward, backward
-
-    def reshape(self) -> None:
-        """Let every layer give its tops their shapes anew, from the input blobs on."""
-        self._outdate(0)
-        self._fit(0, len(self.nodes) - 1)
-        self._compile()
-
-    def _outdate(self, first: int) -> None:
-        """The layers from `first` on are to be given their shapes anew before they run."""
-        self._stale.update(range(first, len(self.nodes)))
-
-    def _fit(self, first: int, last: int) -> bool:
-        """Let layers first to last, those that are stale, give their tops their shapes; whether there were any."""
-        fitted = False
-        for index in range(first, last + 1) if self._stale else ():
-            if index in self._stale:
-                before = _shapes_of(self.nodes[index])
-                reshape(self.nodes[index])
-                self._stale.discard(index)
-                if _shapes_of(self.nodes[index]) != before:
-                    self._outdate(index + 1)
-                fitted = True
-        return fitted
-
-    @uncollected()
-    def _compile(self) -> tuple[Schedule, Schedule]:
-        self._end_plan()
-        self._put_aside()
-        self._shapes = self._present_shapes()
-        forward, backward = self._calls()
-        remade: list[Remade] = []
-        if self._arena is not None:
-            backward, remade = self._recompute(forward, backward)
-            self._share_buffers(self._arena, first_uses([*forward, *backward]))
-        self._name_blobs()  # layers make some of their arrays when they know the device
-        if self._images_last is None:
-            self._images_last = is_faster([*forward, *backward], self.device)
-        passing = self._passing([*forward, *backward])
-        kept = self.read_after()
-        if self._updates is not None:
-            places = joints(backward, self.device, self._images_last, passing)
-            backward = update_early(backward, self._updates, places)
-            updates = {id(each) for each in self._updates}
-            self._first_update = next((at for at, each in enumerate(backward) if id(each) in updates), len(backward))
-            for blob in (blob for blobs in self.params.values() for blob in blobs):
-                blob.owner = self.identity  # so that a gradient without bytes says so
-                if blob.diff_is_held():
-                    kept.append(blob.diff_view.memory)
-        self._parts = self._in_parts(forward)
-        if self._parts is not None:
-            forward = self._parts.calls
-        read_again = {view.memory for each in backward for view in each.reads}
-        schedules = self._had_before(forward, backward) or (
-            Schedule(forward, self.device, False, self._done[0], self._images_last, passing - read_again),
-            Schedule(backward, self.device, False, self._done[1], self._images_last, passing, before=forward),
-        )
-        self._spans = {}
-        if self._arena is not None:
-            self._plan = Plan(self, schedules, kept, self._arena.memory(self.device), remade)
-            self._miss_absent()
-        self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
-        return schedules
-
-    def _put_aside(self) -> None:
-        """Keep the present schedules, if there are any, for when their shapes come back.
-
-        Not where arrays take turns: their places are others each time that a net is planned.
-        """
-        if self._schedules is not None and self._arena is None:
-            for schedule in self._schedules:
-                schedule.put_aside()
-            self._recent = [*self._recent, self._schedules][-_RECENT:]
-        self._recent = [pair for pair in self._recent if pair[0].device is self.device]
-        self._schedules = None
-
-    def _had_before(self, forward: list[Call], backward: list[Call]) -> tuple[Schedule, Schedule] | None:
-        """The schedules that these calls were before, with what has been captured of them."""
-        for pair in self._recent:
-            both = zip(pair, (forward, backward), strict=True)
-            if all(each.is_of(calls, self._images_last) for each, calls in both):
-                self._recent.remove(pair)
-                return pair
-        return None
-
-    def _in_parts(self, forward: list[Call]) -> Parts | None:
-        """The calls with the first layers taking the batch in parts, if they are to and it is worth it."""
-        if "parts" not in self.passes or self._dynamic or self._stale or getattr(self.device, "deterministic", False):
-            return None
-        lying = halves(self, ())
-        keeps = self._arena is None
-        free = ({*lying} if keeps else unseen(lying)) - {*self.read_after()}
-        ops = table(self.device.family)
-        return in_parts(forward, ops, free, whole=keeps, images_last=bool(self._images_last))
-
-    def _miss_absent(self) -> None:
-        """Say of arrays that are never whole why they cannot be read."""
-        for memory in self._parts.absent if self._parts is not None else ():
-            memory.shared = True
-            memory.set_writer(NeverWhole(self.memory))
-
-    @property
-    def pieces(self) -> list[Blob]:
-        """Arrays of parts of the batch, in place of blobs that are never whole."""
-        return [] if self._parts is None else self._parts.pieces
-
-    def _recompute(self, forward: list[Call], backward: list[Call]) -> tuple[list[Call], list[Remade]]:
-        """The calls of backward for which less need be kept (`plan`), and the arrays that they fill from what is."""
-
-        def array_like(maker: Call, blob: Blob) -> Blob:
-            return self.nodes[maker.layer].layer.internal_blob("recomputed", blob.shape)
-
-        used = {operand.view.memory for each in (*forward, *backward) for operand in each.present()}
-        free = unseen(halves(self, used)) - {*self.read_after()}
-        ops = table(self.device.family)
-        backward, of_tops = read_tops(forward, backward, free, ops)
-        backward, of_pools = shut_in_pools(forward, backward, free, ops)
-        backward, anew = recompute(forward, backward, free, ops, array_like)
-        return backward, [*of_tops, *of_pools, *anew]
-
-    def _passing(self, calls: Sequence[Call]) -> set[SyncedMemory]:
-        """The memories that nobody may read but these calls, a whole pass, which fill them first."""
-        if self._arena is None:
-            return set()
-        ops, uses = table(self.device.family), first_uses(calls)
-        on_host = {operand.view.memory for each in calls if each.op not in ops for operand in each.present()}
-        free = unseen(halves(self, uses)) - {*self.read_after()} - on_host
-        return {memory for memory, filled in uses.items() if filled and memory in free}
-
-    def _share_buffers(self, arena: Arena, uses: Mapping[SyncedMemory, bool]) -> None:
-        """Let data come through the same memories as to the other nets of an arena, where each pass replaces all that
-        is there: not where a buffer has the batches of several passes, nor what is filled once."""
-        for blob in self._fed():
-            own = blob.data_view.memory
-            if uses.get(own, False) and own.views() == [blob.data_view]:
-                shared = arena.buffers.setdefault(blob.name, own)
-                shared.shared = True
-                if shared is not own:
-                    blob.bind_data(shared, 0)
-
-    def _fed(self) -> list[Blob]:
-        """The arrays through which data comes to the device."""
-        layers = [node.layer for node in self.nodes]
-        return [layer.internal[name] for layer in layers for name in layer.input_buffers if name in layer.internal]
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether arrays take turns at the bytes of an arena."""
-        return self._arena is not None
-
-    def keep_blobs(self) -> None:
-        """Let every blob have bytes of its own from now on, as with memory="keep"."""
-        self._end_plan()
-        self.memory, self._arena, self._schedules, self._updates = "keep", None, None, None
-
-    def _end_plan(self) -> None:
-        """Give all blobs memories of their own again, in which nothing is."""
-        if self._plan is not None or self._parts is not None:
-            self._schedules, self._spans = None, {}
-        if self._plan is not None:
-            self._plan.end(self)
-            self._plan = None
-        self._parts = None
-
-    def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:
-        """Let a solver's backward passes, `backward_and_update`, carry out its updates of parameters, each as soon as
-        its gradient is complete; None: no longer. Whether they will: a net that keeps its blobs does not.
-
-        `updates` gives their calls (`plan.update_early`), once the net is where it is going to compute. While it gives
-        the same object there is nothing to do; else the net is planned anew.
-        """
-        with self.group.lock:
-            self._follow()
-            calls = updates() if updates is not None and self._arena is not None else None
-            if calls is not self._updates:
-                self._end_plan()
-                self._updates, self._schedules, self._spans = calls, None, {}
-            return calls is not None
-
-    @property
-    def updates_in_backward(self) -> bool:
-        """Whether a solver's backward passes carry out its updates."""
-        return self._updates is not None
-
-    def read_after(self) -> list[SyncedMemory]:
-        """The memories that somebody may use beside or after a pass, whatever became of the others."""
-        kept = [blob for name, blob in (*self.blobs.items(), *self.internals.items()) if name in self.kept]
-        # the next batch is on its way to what is fed while a pass runs
-        data = [*(self.blobs[name] for name in self.outputs), *self.losses(), *self._fed(), *kept]
-        diffs = [*(self.blobs[name] for name in self.inputs), *kept]
-        return [blob.data_view.memory for blob in data] + [blob.diff_view.memory for blob in diffs]
-
-    def _present_shapes(self) -> list[tuple[int, ...]]:
-        return [blob.shape for blob in self.blobs.values()]
-
-    def compiled(self, first: int = 0, last: int | None = None) -> tuple[Schedule, Schedule]:
-        """The forward and the backward schedule for the blobs' present shapes; of layers first to last at least.
-
-        Other layers keep the shapes they had, as in Caffe: they need not fit an input that only the first ones see.
-        """
-        now = moves()
-        if now != self._shapes_seen:  # some blob, perhaps of this net, has another shape or place
-            if self._plan is not None and self._schedules is not None and not self._plan.fits(self._schedules):
-                self._schedules = None
-            if self._shapes == self._present_shapes():
-                self._shapes_seen = now
-            else:
-                self._outdate(0)
-            self._recent = [pair for pair in self._recent if all(each.is_at_home() for each in pair)]
-        if self._fit(first, len(self.nodes) - 1 if last is None else last):
-            return self._compile()
-        return self._schedules or self._compile()
-
-    def planned(self) -> Plan | None:
-        """The plan of a whole pass for the blobs' present shapes; None if the net keeps its blobs."""
-        self._whole(not self.forward_only)
-        return self._plan
 
     # ---------------------------------------------------------------- running
 
@@ -634,11 +373,11 @@ class Net(Access, Placement):
         for index in dynamic:
             self._run_part(first, index - 1)
             node = self.nodes[index]
-            before = _shapes_of(node)
+            before = shapes_of(node)
             self._find(index)
             resize(node)
             self._fit_after(index, before)
-            before = _shapes_of(node)
+            before = shapes_of(node)
             self._run_part(index, index)
             self._fit_after(index, before)
             first = index + 1
@@ -647,7 +386,7 @@ class Net(Access, Placement):
     def _find(self, index: int) -> None:
         """Run what a dynamic layer needs to know its tops' shapes."""
         node = self.nodes[index]
-        calls = _of_layer(node.layer.find(node.bottom, node.top), index, node.layer)
+        calls = of_layer(node.layer.find(node.bottom, node.top), index, node.layer)
         if calls:
             schedule = Schedule(calls, self.device)
             secure(schedule.needs())
@@ -664,7 +403,7 @@ class Net(Access, Placement):
 
     def _fit_after(self, index: int, before: list[tuple[int, ...]]) -> None:
         """If layer `index` has given its arrays other shapes, let the layers after it follow."""
-        if _shapes_of(self.nodes[index]) != before:
+        if shapes_of(self.nodes[index]) != before:
             self._outdate(index + 1)
             self._shapes = self._present_shapes()
             self._schedules, self._spans = None, {}
@@ -886,17 +625,6 @@ class Net(Access, Placement):
 
     def __repr__(self) -> str:
         return f"<{self.identity}, {len(self.layers)} layers>"
-
-
-def _of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:
-    result = list(calls)
-    for item in result:
-        item.layer, item.layer_name = index, layer.name
-    return result
-
-
-def _shapes_of(node: Node) -> list[tuple[int, ...]]:
-    return [blob.shape for blob in (*node.top, *node.layer.internal.values())]
 
 
 def _arguments(

@@ -1,0 +1,330 @@
+"""How a net becomes schedules: the calls of its layers, the passes over them, and a plan for their arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from blobmem import devices
+from blobmem.layers.base import Layer
+from blobmem.memory import SyncedMemory
+from blobmem.memory.blob import Blob, moves
+from blobmem.net.build import LearnableParam, Node, reshape, uncollected
+from blobmem.net.fusion import share_kept
+from blobmem.net.layouts import is_faster
+from blobmem.net.plan import (
+    Arena,
+    Parts,
+    Plan,
+    Remade,
+    in_parts,
+    read_tops,
+    recompute,
+    shut_in_pools,
+    unseen,
+    update_early,
+)
+from blobmem.net.schedule import Done, Schedule, Span, first_uses, joints
+from blobmem.net.sharing import NeverWhole, SharingGroup, halves
+from blobmem.ops.call import Call, call, overwrite_diff
+from blobmem.ops.registry import table
+
+_RECENT = 4  # shapes, besides the present ones, whose schedules are kept
+
+
+class Compilation:
+    """The schedules of a `Net`, and what they are made of."""
+
+    nodes: list[Node]
+    blobs: dict[str, Blob]
+    internals: dict[str, Blob]
+    params: dict[str, list[Blob]]
+    learnable: list[LearnableParam]
+    inputs: list[str]
+    outputs: list[str]
+    kept: frozenset[str]
+    passes: frozenset[str]
+    memory: str
+    forward_only: bool
+    device: devices.Device
+    identity: Any
+    group: SharingGroup
+    _dynamic: list[int]
+
+    if TYPE_CHECKING:  # what Net has
+
+        def losses(self) -> list[Blob]: ...
+        def _follow(self) -> None: ...
+        def _name_blobs(self) -> None: ...
+        def _whole(self, backward: bool) -> list[Span]: ...
+
+    def __init__(self) -> None:
+        self._shapes = self._present_shapes()  # those that the layers know
+        self._shapes_seen = -1  # `moves` when they were found to be the present ones
+        self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
+        self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
+        self._images_last: bool | None = None  # how they keep images; decided when the first are made
+        self._recent: list[tuple[Schedule, Schedule]] = []  # those for other shapes, the last ones at the end
+        self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
+        self._spans: dict[tuple[bool, int, int], Span] = {}
+        self._updates: Sequence[Call] | None = None  # a solver's, which its backward passes carry out
+        self._first_update = 0  # the position of the first among the calls of backward
+        self._parts: Parts | None = None  # how the forward schedule takes the batch
+        self._arena: Arena | None = None
+        self._plan: Plan | None = None
+
+    # ---------------------------------------------------------------- schedules
+
+    def _calls(self) -> tuple[list[Call], list[Call]]:
+        share_kept(self.nodes)
+        forward: list[Call] = []
+        backward: list[Call] = []
+        for index, node in enumerate(self.nodes):
+            if index in self._stale:
+                continue
+            layer = node.layer
+            calls = list(layer.forward(node.bottom, node.top))
+            if node.need_backward:
+                # once, so that a script may set another gradient of the loss afterwards
+                calls += [call("fill", overwrite_diff(blob), value=weight, once=True) for blob, weight in node.losses]
+            forward += of_layer(calls, index, layer)
+        for index in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[index]
+            if node.need_backward and index not in self._stale:
+                calls = list(node.layer.backward(node.bottom, node.top, node.bottom_need))
+                backward += of_layer(calls, index, node.layer)
+        return forward, backward
+
+    def reshape(self) -> None:
+        """Let every layer give its tops their shapes anew, from the input blobs on."""
+        self._outdate(0)
+        self._fit(0, len(self.nodes) - 1)
+        self._compile()
+
+    def _outdate(self, first: int) -> None:
+        """The layers from `first` on are to be given their shapes anew before they run."""
+        self._stale.update(range(first, len(self.nodes)))
+
+    def _fit(self, first: int, last: int) -> bool:
+        """Let layers first to last, those that are stale, give their tops their shapes; whether there were any."""
+        fitted = False
+        for index in range(first, last + 1) if self._stale else ():
+            if index in self._stale:
+                before = shapes_of(self.nodes[index])
+                reshape(self.nodes[index])
+                self._stale.discard(index)
+                if shapes_of(self.nodes[index]) != before:
+                    self._outdate(index + 1)
+                fitted = True
+        return fitted
+
+    @uncollected()
+    def _compile(self) -> tuple[Schedule, Schedule]:
+        this: Any = self
+        self._end_plan()
+        self._put_aside()
+        self._shapes = self._present_shapes()
+        forward, backward = self._calls()
+        remade: list[Remade] = []
+        if self._arena is not None:
+            backward, remade = self._recompute(forward, backward)
+            self._share_buffers(self._arena, first_uses([*forward, *backward]))
+        self._name_blobs()  # layers make some of their arrays when they know the device
+        if self._images_last is None:
+            self._images_last = is_faster([*forward, *backward], self.device)
+        passing = self._passing([*forward, *backward])
+        kept = self.read_after()
+        if self._updates is not None:
+            places = joints(backward, self.device, self._images_last, passing)
+            backward = update_early(backward, self._updates, places)
+            updates = {id(each) for each in self._updates}
+            self._first_update = next((at for at, each in enumerate(backward) if id(each) in updates), len(backward))
+            for blob in (blob for blobs in self.params.values() for blob in blobs):
+                blob.owner = self.identity  # so that a gradient without bytes says so
+                if blob.diff_is_held():
+                    kept.append(blob.diff_view.memory)
+        self._parts = self._in_parts(forward)
+        if self._parts is not None:
+            forward = self._parts.calls
+        read_again = {view.memory for each in backward for view in each.reads}
+        schedules = self._had_before(forward, backward) or (
+            Schedule(forward, self.device, False, self._done[0], self._images_last, passing - read_again),
+            Schedule(backward, self.device, False, self._done[1], self._images_last, passing, before=forward),
+        )
+        self._spans = {}
+        if self._arena is not None:
+            self._plan = Plan(this, schedules, kept, self._arena.memory(self.device), remade)
+            self._miss_absent()
+        self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
+        return schedules
+
+    def _put_aside(self) -> None:
+        """Keep the present schedules, if there are any, for when their shapes come back.
+
+        Not where arrays take turns: their places are others each time that a net is planned.
+        """
+        if self._schedules is not None and self._arena is None:
+            for schedule in self._schedules:
+                schedule.put_aside()
+            self._recent = [*self._recent, self._schedules][-_RECENT:]
+        self._recent = [pair for pair in self._recent if pair[0].device is self.device]
+        self._schedules = None
+
+    def _had_before(self, forward: list[Call], backward: list[Call]) -> tuple[Schedule, Schedule] | None:
+        """The schedules that these calls were before, with what has been captured of them."""
+        for pair in self._recent:
+            both = zip(pair, (forward, backward), strict=True)
+            if all(each.is_of(calls, self._images_last) for each, calls in both):
+                self._recent.remove(pair)
+                return pair
+        return None
+
+    def _in_parts(self, forward: list[Call]) -> Parts | None:
+        """The calls with the first layers taking the batch in parts, if they are to and it is worth it."""
+        this: Any = self
+        if "parts" not in self.passes or self._dynamic or self._stale or getattr(self.device, "deterministic", False):
+            return None
+        lying = halves(this, ())
+        keeps = self._arena is None
+        free = ({*lying} if keeps else unseen(lying)) - {*self.read_after()}
+        ops = table(self.device.family)
+        return in_parts(forward, ops, free, whole=keeps, images_last=bool(self._images_last))
+
+    def _miss_absent(self) -> None:
+        """Say of arrays that are never whole why they cannot be read."""
+        for memory in self._parts.absent if self._parts is not None else ():
+            memory.shared = True
+            memory.set_writer(NeverWhole(self.memory))
+
+    @property
+    def pieces(self) -> list[Blob]:
+        """Arrays of parts of the batch, in place of blobs that are never whole."""
+        return [] if self._parts is None else self._parts.pieces
+
+    def _recompute(self, forward: list[Call], backward: list[Call]) -> tuple[list[Call], list[Remade]]:
+        """The calls of backward for which less need be kept (`plan`), and the arrays that they fill from what is."""
+        this: Any = self
+
+        def array_like(maker: Call, blob: Blob) -> Blob:
+            return self.nodes[maker.layer].layer.internal_blob("recomputed", blob.shape)
+
+        used = {operand.view.memory for each in (*forward, *backward) for operand in each.present()}
+        free = unseen(halves(this, used)) - {*self.read_after()}
+        ops = table(self.device.family)
+        backward, of_tops = read_tops(forward, backward, free, ops)
+        backward, of_pools = shut_in_pools(forward, backward, free, ops)
+        backward, anew = recompute(forward, backward, free, ops, array_like)
+        return backward, [*of_tops, *of_pools, *anew]
+
+    def _passing(self, calls: Sequence[Call]) -> set[SyncedMemory]:
+        """The memories that nobody may read but these calls, a whole pass, which fill them first."""
+        this: Any = self
+        if self._arena is None:
+            return set()
+        ops, uses = table(self.device.family), first_uses(calls)
+        on_host = {operand.view.memory for each in calls if each.op not in ops for operand in each.present()}
+        free = unseen(halves(this, uses)) - {*self.read_after()} - on_host
+        return {memory for memory, filled in uses.items() if filled and memory in free}
+
+    def _share_buffers(self, arena: Arena, uses: Mapping[SyncedMemory, bool]) -> None:
+        """Let data come through the same memories as to the other nets of an arena, where each pass replaces all that
+        is there: not where a buffer has the batches of several passes, nor what is filled once."""
+        for blob in self._fed():
+            own = blob.data_view.memory
+            if uses.get(own, False) and own.views() == [blob.data_view]:
+                shared = arena.buffers.setdefault(blob.name, own)
+                shared.shared = True
+                if shared is not own:
+                    blob.bind_data(shared, 0)
+
+    def _fed(self) -> list[Blob]:
+        """The arrays through which data comes to the device."""
+        layers = [node.layer for node in self.nodes]
+        return [layer.internal[name] for layer in layers for name in layer.input_buffers if name in layer.internal]
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether arrays take turns at the bytes of an arena."""
+        return self._arena is not None
+
+    def keep_blobs(self) -> None:
+        """Let every blob have bytes of its own from now on, as with memory="keep"."""
+        self._end_plan()
+        self.memory, self._arena, self._schedules, self._updates = "keep", None, None, None
+
+    def _end_plan(self) -> None:
+        """Give all blobs memories of their own again, in which nothing is."""
+        this: Any = self
+        if self._plan is not None or self._parts is not None:
+            self._schedules, self._spans = None, {}
+        if self._plan is not None:
+            self._plan.end(this)
+            self._plan = None
+        self._parts = None
+
+    def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:
+        """Let a solver's backward passes, `backward_and_update`, carry out its updates of parameters, each as soon as
+        its gradient is complete; None: no longer. Whether they will: a net that keeps its blobs does not.
+
+        `updates` gives their calls (`plan.update_early`), once the net is where it is going to compute. While it gives
+        the same object there is nothing to do; else the net is planned anew.
+        """
+        with self.group.lock:
+            self._follow()
+            calls = updates() if updates is not None and self._arena is not None else None
+            if calls is not self._updates:
+                self._end_plan()
+                self._updates, self._schedules, self._spans = calls, None, {}
+            return calls is not None
+
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether a solver's backward passes carry out its updates."""
+        return self._updates is not None
+
+    def read_after(self) -> list[SyncedMemory]:
+        """The memories that somebody may use beside or after a pass, whatever became of the others."""
+        kept = [blob for name, blob in (*self.blobs.items(), *self.internals.items()) if name in self.kept]
+        # the next batch is on its way to what is fed while a pass runs
+        data = [*(self.blobs[name] for name in self.outputs), *self.losses(), *self._fed(), *kept]
+        diffs = [*(self.blobs[name] for name in self.inputs), *kept]
+        return [blob.data_view.memory for blob in data] + [blob.diff_view.memory for blob in diffs]
+
+    def _present_shapes(self) -> list[tuple[int, ...]]:
+        return [blob.shape for blob in self.blobs.values()]
+
+    def compiled(self, first: int = 0, last: int | None = None) -> tuple[Schedule, Schedule]:
+        """The forward and the backward schedule for the blobs' present shapes; of layers first to last at least.
+
+        Other layers keep the shapes they had, as in Caffe: they need not fit an input that only the first ones see.
+        """
+        now = moves()
+        if now != self._shapes_seen:  # some blob, perhaps of this net, has another shape or place
+            if self._plan is not None and self._schedules is not None and not self._plan.fits(self._schedules):
+                self._schedules = None
+            if self._shapes == self._present_shapes():
+                self._shapes_seen = now
+            else:
+                self._outdate(0)
+            self._recent = [pair for pair in self._recent if all(each.is_at_home() for each in pair)]
+        if self._fit(first, len(self.nodes) - 1 if last is None else last):
+            return self._compile()
+        return self._schedules or self._compile()
+
+    def planned(self) -> Plan | None:
+        """The plan of a whole pass for the blobs' present shapes; None if the net keeps its blobs."""
+        self._whole(not self.forward_only)
+        return self._plan
+
+
+def of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:
+    """The calls, told which layer they are of."""
+    result = list(calls)
+    for item in result:
+        item.layer, item.layer_name = index, layer.name
+    return result
+
+
+def shapes_of(node: Node) -> list[tuple[int, ...]]:
+    """The shapes of what a layer fills."""
+    return [blob.shape for blob in (*node.top, *node.layer.internal.values())]
