@@ -89,7 +89,12 @@ def steps_for(ms: float, most: int, seconds: float) -> int:
 
 
 def race(contestants: Sequence[tuple[Contestant, int]], group: int, deadline: Deadline) -> None:
-    """Let contestants take so many steps each, in groups that alternate."""
+    """Let contestants take so many steps each, in groups that alternate.
+
+    One step of each is not timed: what has been built since its last one may have it look at its arrays anew.
+    """
+    for contestant, _ in contestants:
+        contestant.take(1)
     rounds = max(1, *(steps // group for _, steps in contestants))
     for turn in range(rounds):
         for contestant, steps in contestants:

@@ -232,7 +232,8 @@ class Device(ABC):
             except IndexError:  # another thread took it
                 return
             try:
-                call()
+                with nullcontext() if self.faults is None else self.faults.left():
+                    call()
             except DeviceError:
                 if not self.lost:  # else there is nothing to give back, and nobody to be told
                     raise

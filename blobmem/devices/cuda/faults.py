@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 import numpy as np
 
@@ -55,9 +56,18 @@ class Faults:
                     code = self._codes[key] = len(self._makes)
         return code
 
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """Leave what kernels found to others, meanwhile: in a finalizer, where nobody would hear of it."""
+        self._local.left = True
+        try:
+            yield
+        finally:
+            self._local.left = False
+
     def check(self) -> None:
         """Raise what kernels found since the last call, if anything; to be called after waiting for them."""
-        if self.words[0]:
+        if self.words[0] and not getattr(self._local, "left", False):
             self._settle()  # what is queued behind may find the same once more, and it is to be raised once
             with self._lock:
                 code, index = int(self.words[0]), int(self.words[1])

@@ -64,3 +64,11 @@ def test_threads_are_in_layers_of_their_own(faults):
     thread.start()
     thread.join()
     assert seen == [""] and faults.layer == "mine"
+
+
+def test_a_finalizer_leaves_a_fault_to_whoever_waits_next(faults):
+    find(faults, faults.code("key", bad), 7, 2.5)
+    with faults.left():
+        faults.check()
+    with pytest.raises(ValueError, match="at 7"):
+        faults.check()
