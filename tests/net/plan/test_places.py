@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_devices import DEVICES
+from cuda_devices import DEVICES, EXACT_GPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from net_calls import WAYS, call_net
@@ -115,7 +115,10 @@ def test_training_gives_the_same_bits(device, path, share):
     assert_same(*traces)
 
 
-CROPS = {"lenet": 28, "squeezenet": 67, "googlenet": 224}  # the others take longer
+CROPS = {
+    "lenet": 28, "alexnet": 67, "caffenet": 67, "googlenet": 224, "inception_v3": 299, "resnet50": 224, "resnet1001": 32,
+    "squeezenet": 67, "vgg16": 32,
+}  # fmt: skip
 
 
 def noise(position, seed, data, labels, cuts):
@@ -124,9 +127,11 @@ def noise(position, seed, data, labels, cuts):
     labels[...] = rng.integers(0, 10, labels.shape)
 
 
+@pytest.mark.parametrize("make", [pytest.param(lambda: HOST, id="host"), EXACT_GPU])
 @pytest.mark.parametrize("name", CROPS)
-def test_the_models_give_the_same_bits(monkeypatch, name):
+def test_the_models_give_the_same_bits(monkeypatch, name, make):
     monkeypatch.chdir(ROOT)
+    on = make()
     train, tests = specs_of(f"models/{name}/train_val.prototxt")
     for spec in (train, *tests):
         for layer in spec.model.layer:
@@ -135,7 +140,7 @@ def test_the_models_give_the_same_bits(monkeypatch, name):
     options = {"input_shapes": stated_shapes((train, tests)), "train_batch": 1, "test_batches": [1], "seed": 0}
     traces = []
     for memory in ("keep", "train"):
-        nets = build_nets((train, tests), device=HOST, memory=memory, **options)
+        nets = build_nets((train, tests), device=on, memory=memory, **options)
         for net in (nets.train, *nets.tests):
             for node in net.nodes:
                 if hasattr(node.layer, "load_images"):
