@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable
@@ -137,13 +138,18 @@ class DeviceSide:
         """Wait for all flights; whether that ended a stream user."""
         return self._end(self.flights)
 
+    def land_copies(self) -> None:
+        """Wait for the flights that are copies of ours; stream users stay."""
+        self._end(flight for flight in self.flights if flight.event is not None)
+
     def land_for_host(self, start: int, stop: int, writes: bool, fetches: bool) -> bool:
         """Before the host's bytes are written, or the device's fetched: wait for what is in the way."""
-        return self._end(
+        in_the_way = [
             f
             for f in self.flights
             if f.start < stop and start < f.stop and ((writes and f.reads_host) or (fetches and f.writes))
-        )
+        ]
+        return self._end(in_the_way, start, stop)
 
     def order(self, start: int, stop: int, writes: bool, stream: Stream | None) -> bool:
         """Before the device's bytes are used on `stream`, let it come after what is in the way; whether that was news.
@@ -156,7 +162,7 @@ class DeviceSide:
             if f.start < stop and start < f.stop and (writes or f.writes) and f.stream is not stream
         ]
         if stream is None:
-            return self._end(in_the_way)
+            return self._end(in_the_way, start, stop)
         news = False
         for flight in in_the_way:
             if not flight.finished and stream not in flight.followers:
@@ -190,12 +196,20 @@ class DeviceSide:
         self.flights.append(Flight(start, stop, stream, None, False, writes))
         return True
 
-    def _end(self, flights: Iterable[Flight]) -> bool:
+    def _end(self, flights: Iterable[Flight], start: int = 0, stop: int = sys.maxsize) -> bool:
+        """Wait for flights, which are then over; a stream user's in [start, stop) alone: another thread may be about to
+        queue work on the rest of what it asked for."""
         ended_user = False
         for flight in list(flights):
             flight.wait()
             self.flights.remove(flight)
-            ended_user |= flight.event is None
+            if flight.event is None:
+                ended_user = True
+                for a, b in ((flight.start, min(start, flight.stop)), (max(stop, flight.start), flight.stop)):
+                    if a < b:
+                        rest = Flight(a, b, flight.stream, None, flight.reads_host, flight.writes)
+                        rest.followers = list(flight.followers)
+                        self.flights.append(rest)
         return ended_user
 
     def drop_finished(self) -> None:

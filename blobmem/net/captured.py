@@ -125,9 +125,25 @@ class Captured:
     """
 
     __slots__ = (
-        "_adding", "_device", "_epochs", "_graphs", "_keepers", "_last", "_moved", "_moves", "_runs", "_scratch",
-        "_slots", "_stream", "_taken", "_versions", "_wait", "_whole",
-        "refused", "steps",
+        "_adding",
+        "_device",
+        "_epochs",
+        "_graphs",
+        "_keepers",
+        "_last",
+        "_moved",
+        "_moves",
+        "_places",
+        "_runs",
+        "_scratch",
+        "_slots",
+        "_stream",
+        "_taken",
+        "_versions",
+        "_wait",
+        "_whole",
+        "refused",
+        "steps",
     )  # fmt: skip
 
     def __init__(self, steps: Sequence[Step], device: Device) -> None:
@@ -147,8 +163,13 @@ class Captured:
             self._begin_anew()
         graph = self._graphs.get(before)
         if graph is not None:
-            self._follow(graph, changed, stream)
-            graph.launch()
+            if self._follow(graph, changed, stream):
+                graph.launch()
+            else:
+                self._graphs.clear()
+                self._begin_anew()
+                for step in self._taken:  # which have accessed what they use
+                    step.launch([None if bound is None else bound.array for bound in step.bound])
             return
         ripe = self._runs[before] >= self._wait and not memory_package.debug
         if not (ripe and self._capture(before, stream, scratch)):
@@ -213,7 +234,9 @@ class Captured:
     def _remember(self, steps: Sequence[Step], stream: Stream | None, scratch: SyncedMemory) -> None:
         """What the graphs rely on."""
         self._taken = steps
-        self._last = [bound for step in steps for bound in step.order if bound.operand.form is not None]
+        # steps are in other runs, too, which follow their operands: what was here is remembered here
+        self._places = [_Place(bound) for step in steps for bound in step.order]
+        self._last = [place for place in self._places if place.bound.operand.form is not None]
         keepers = {bound.keeper: None for step in steps for bound in step.order}
         keepers |= {step.room or scratch: None for step in steps if step.takes_scratch}
         self._keepers = list(keepers)
@@ -245,7 +268,9 @@ class Captured:
         if self._scratch not in (None, scratch):
             return False
         if moves() != self._moves:
-            if not all(step.is_done() if step.once else step.is_in_place() for step in self.steps):
+            if not all(step.is_done() for step in self.steps if step.once):
+                return False
+            if not all(place.is_kept() for place in self._places):
                 return False
             self._moves = moves()
         if not changed:
@@ -253,25 +278,44 @@ class Captured:
         versions = zip(self._keepers, self._versions, strict=True)
         if any(keeper in changed and keeper.version != version for keeper, version in versions):
             return False
-        return all(bound.is_kept() for bound in self._last if bound.keeper in changed)
+        return all(place.is_kept() for place in self._last if place.keeper in changed)
 
-    def _follow(self, graph: _Graph, changed: set[SyncedMemory], stream: Stream | None) -> None:
-        """Repeat the accesses of the steps to what has changed."""
+    def _follow(self, graph: _Graph, changed: set[SyncedMemory], stream: Stream | None) -> bool:
+        """Repeat the accesses of the steps to what has changed; whether arrays are where the graph has them."""
         for step, fresh in zip(self._adding, graph.fresh, strict=True):
             step.attributes["accumulate"] = not fresh
         if not changed:
-            return
+            return True
         begun = {step for step, fresh in zip(self._adding, graph.fresh, strict=True) if fresh}
         for step in self._taken:
-            if step in begun and step.refill():
-                continue
+            refilled = step in begun and step.refill()
             for bound in step.order:
-                if bound.keeper in changed:
+                if bound.keeper in changed and not (refilled and bound.operand.accumulate):
                     intent = Intent.OVERWRITE if step in begun and bound.operand.accumulate else bound.operand.intent
                     bound.resolve(step.side, self._device, intent, stream)
             if step.takes_scratch and (room := step.room or self._scratch) in changed:
                 step.access_scratch(room, stream)
         self._see()
+        return all(place.address == place.bound.array.address for place in self._last)
+
+
+class _Place:
+    """Where an operand was when it was captured."""
+
+    __slots__ = ("address", "bound", "keeper", "memory", "nbytes", "offset")
+
+    def __init__(self, bound: Any) -> None:
+        view = bound.operand.view
+        self.bound, self.keeper, self.address = bound, bound.keeper, bound.array.address
+        self.memory, self.offset, self.nbytes = view.memory, view.offset, view.nbytes
+
+    def is_kept(self) -> bool:
+        """Whether its bytes are where they were."""
+        view, operand = self.bound.operand.view, self.bound.operand
+        if view.memory is not self.memory or (view.offset, view.nbytes) != (self.offset, self.nbytes):
+            return False
+        reordered = self.memory.reordered
+        return operand.form is None or (reordered is not None and reordered.array is self.keeper)
 
 
 def _on(device: Any, argument: Any) -> Any:

@@ -198,6 +198,10 @@ class Updater:
     def run_in_backward(self, iteration: int, before: Callable[[], float]) -> float:
         """Run the net backward with the updates in it, as `place` has said; `before` and result as for
         `Net.backward_and_update`. The rate does not advance."""
+        updated = {id(entry) for entry, _ in self._entries}
+        for entry in self.net.learnable:
+            if id(entry) not in updated:  # and no update begins its gradient anew
+                entry.blob.clear_diff()
         self._set_attributes(self.net.compiled()[1], self.rate.at(iteration), 1.0, iteration)
         return self.net.backward_and_update(before)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from device_tools import Counts, read, write
 
-from blobmem.memory import SyncedMemory
+from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.device_side import DeviceSide
 
 
@@ -180,3 +180,15 @@ def test_a_memory_that_goes_waits_for_its_copies(device):
     device.memcpy_dtoh(got, memory.view(0, 100).gpu_data("read", stream), stream)
     del memory
     assert (got == 4).all() and device.statistics.bytes_held == 0
+
+
+def test_an_access_waits_for_a_stream_but_leaves_its_user_the_rest(device):
+    """One thread has asked for bytes to use on its stream, and another one for those beside, before the first has queued
+    its work."""
+    memory, stream = SyncedMemory(2048, device), device.create_stream()
+    memory.access(Side.DEVICE, 0, 2048, "overwrite", stream)
+    address = memory.view(0, 512).gpu_data("overwrite", stream)
+    memory.view(1024, 512).gpu_data("overwrite")  # waits for the stream
+    memory.view(1536, 512).cpu_data()
+    device.memcpy_htod(address, np.full(512, 7, np.uint8), stream)
+    assert (memory.view(0, 512).cpu_data() == 7).all()

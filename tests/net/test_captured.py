@@ -322,3 +322,49 @@ def test_what_is_captured_and_where_it_is_drawn(make, memory, tmp_path):
     assert one.net.why_eager() == dict.fromkeys(layers, "")
     assert set(one.net.why_eager(backward=True).values()) == {""}
     assert other.net.why_eager() == dict.fromkeys(layers, "the device captures nothing")
+
+
+BESIDE = NET.replace(
+    'layer { name: "norm" type: "LRN" bottom: "conv" top: "norm" }',
+    'layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "bn" }\n'
+    'layer { name: "scale" type: "Scale" bottom: "bn" top: "bn" scale_param { bias_term: true } }\n'
+    'layer { name: "prelu" type: "PReLU" bottom: "bn" top: "q" }\n'
+    'layer { name: "pool" type: "Pooling" bottom: "conv" top: "p" pooling_param { pool: MAX kernel_size: 3 stride: 1 pad: 1 } }\n'
+    'layer { name: "norm" type: "Concat" bottom: "q" bottom: "p" top: "norm" }',
+)  # fmt: skip
+
+
+@DEVICES
+def test_an_array_that_an_eager_step_left_in_the_usual_order_is_turned_over_for_a_replay(make):
+    """Beside gradients of parameters that are cleared, which a step begins anew."""
+    results = []
+    for graphs in (True, False):
+        device = make()
+        device.graphs, device.channels_last = graphs, True
+        each = solver(device, BESIDE)
+        fill(each.net, 1)
+        each.step(4)  # nobody looks in between, which would have all arrays looked at
+        results.append([blob.cpu_diff().copy() for blobs in each.net.params.values() for blob in blobs])
+    assert same(*results)
+
+
+@DEVICES
+@pytest.mark.parametrize("end", [None, "relu", "drop"])
+@pytest.mark.parametrize("last", [False, True], ids=["first", "channels last"])
+def test_a_blob_that_moves_is_noticed_whoever_ran_the_steps_since(make, end, last):
+    outputs = []
+    for graphs in (True, False):
+        device = make()
+        device.graphs, device.channels_last = graphs, last
+        net = blobmem.Net(blobmem.proto.text.read_net(NET), TEST, device=device, seed=3)
+        fill(net, 0)
+        for _ in range(4):
+            net.forward()
+        other = blobmem.Blob(net.blobs["data"].shape, device=device)
+        other.data[...] = np.random.default_rng(9).normal(size=other.shape)
+        net.blobs["data"].share_data(other)
+        if end:
+            net.forward(end=end)
+        net.forward()
+        outputs.append([net.blobs["fc"].cpu_data().copy()])
+    assert same(*outputs)

@@ -501,3 +501,17 @@ def test_needs_are_secured_with_the_pass():
     assert device.statistics.bytes_held == held
     histories = {blob.data_view.memory for blob in solver.updater.state_blobs()}
     assert histories <= {need.memory for need in needs if need.side is Side.DEVICE}
+
+
+def test_gradients_that_nobody_updates_are_those_of_the_last_iteration(device):
+    """Of parameters with a rate of 0, where force_backward wants them all the same."""
+    text = "force_backward: true " + data(2, 3, 5, 5) + dense("c", "x", "c", 4, "param { lr_mult: 0 }")
+    gradients = []
+    for memory in ("keep", "train"):
+        param = read_solver('base_lr: 0.1 lr_policy: "fixed" random_seed: 1')
+        param.net_param.CopyFrom(read_net(text + dense("f", "c", "y", 4) + LOSS))
+        solver = get_solver(param, device=device, memory=memory)
+        solver.step(3)
+        gradients.append(solver.net.params["c"][0].cpu_diff().copy())
+    np.testing.assert_array_equal(*gradients)
+    assert gradients[0].any()

@@ -157,7 +157,7 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
             relu: bool = False) -> None:  # fmt: skip
     """`conv_forward`, and with `relu` max(0, .) of that."""
     seen, window, room = _turned_images(x, window)
-    if (wide := _wide(seen, w, window, x.device)) and wide.forward(x, w, b, y, ws, window, relu):
+    if (wide := _wide(seen, w, window, x.device)) and wide.forward(x, w, b, y, ws, window, relu, bool(room)):
         return
     if room:
         x, ws = _turn_images(x, ws)
@@ -199,7 +199,8 @@ def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArr
 def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
                       window: Window) -> None:  # fmt: skip
     seen, window, room = _turned_images(x, window)
-    if (wide := _wide(seen, dw, window, x.device)) and wide.backward_weights(x, dy, dw, ws, accumulate, window):
+    wide = _wide(seen, dw, window, x.device)
+    if wide and wide.backward_weights(x, dy, dw, ws, accumulate, window, bool(room)):
         return
     if room:
         x, ws = _turn_images(x, ws)
@@ -256,30 +257,27 @@ class _Wide(NamedTuple):
             ws.part(wide, (outputs, *taps, self.w.shape[1]), self.w.dtype),
         )
 
-    def _widen(self, x: CudaArray, images: CudaArray) -> None:
-        (widen_channels if x.shape[1:3] == images.shape[1:3] else widen_planes)(x, images)
-
     def forward(self, x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
-                window: Window, relu: bool) -> bool:  # fmt: skip
-        """Whether there is a plan, which it then ran."""
+                window: Window, relu: bool, planes: bool) -> bool:  # fmt: skip
+        """Whether there is a plan, which it then ran. `planes`: x has its channels second."""
         plan = self.plan(_forward_direction(b, relu), x.device, window)
         if plan is None:
             return False
         images, plain, wide = self._arrays(ws)
-        self._widen(x, images)
+        (widen_planes if planes else widen_channels)(x, images)
         to_channels_last(w, plain)
         widen_channels(plain, wide)
         _run_forward(plan, images, wide, b, y, ws, self._places()[-1], window[-1], relu)
         return True
 
     def backward_weights(self, x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
-                         window: Window) -> bool:  # fmt: skip
-        """Whether there is a plan, which it then ran."""
+                         window: Window, planes: bool) -> bool:  # fmt: skip
+        """Whether there is a plan, which it then ran. `planes`: x has its channels second."""
         plan = self.plan("weights", x.device, window)
         if plan is None:
             return False
         images, plain, wide = self._arrays(ws)
-        self._widen(x, images)
+        (widen_planes if planes else widen_channels)(x, images)
         for part in range(plan.parts):
             _run_part(plan, part, (images, wide, dy), ws, self._places()[-1])
             narrow_channels(wide, plain)

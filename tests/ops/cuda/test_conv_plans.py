@@ -622,13 +622,14 @@ def test_channels_last_turns_weights_over_in_the_workspace(gpu, rng, kernel, cha
 
 @pytest.mark.parametrize("plans", [{"eng0": (256, (), 1.0)}, {}], ids=["cudnn", "direct"])
 @pytest.mark.parametrize("channels, math", [(3, "tf32"), (2, "tf32"), (3, "fp32")])
-def test_images_that_only_a_convolution_reads_are_turned_over_in_the_workspace(gpu, rng, channels, math, plans):
+@pytest.mark.parametrize("plane", [(5, 6), (3, 3), (2, 2)])
+def test_images_that_only_a_convolution_reads_are_turned_over_in_the_workspace(gpu, rng, channels, math, plans, plane):
     gpu.math, gpu.plans = math, plans
-    at = arrays(gpu, rng, x=(2, channels, 5, 6), w=(4, channels, 3, 3))
+    at = arrays(gpu, rng, x=(2, channels, *plane), w=(4, channels, 3, 3), y=(2, 4, *plane))
     plan = sum(nbytes for nbytes, *_ in plans.values())
     parts = [at.x_values.nbytes, *([at.w_values.nbytes] if plans else [])]
     if math == "tf32" and plans:
-        parts = [2 * 5 * 6 * 16, at.w_values.nbytes, 4 * 9 * 16]
+        parts = [2 * plane[0] * plane[1] * 16, at.w_values.nbytes, 4 * 9 * 16]
     nbytes = plan + sum(map(layout.aligned, parts))
     got = run_last(gpu, at, "conv_forward", nbytes, "x", "w", "b", "y", spatial=("y",), **WINDOW)
     np.testing.assert_allclose(got["y"], expected(at, gpu), atol=1e-5)
