@@ -31,8 +31,8 @@ PLANNED = {
     phase: f"""
 With `memory="{memory}"`, arrays take turns in an arena. MiB: what the net that keeps all holds, what this one holds
 (in brackets the driver's chunks), the smallest peak of eager PyTorch, in either layout and with `cudnn.benchmark` on or
-off, and the compiled one's (in its mode `default`). Milliseconds are whole calls of `{call}`, over those above, and over eager PyTorch's better
-layout.
+off, and the compiled one's (mode `default`). Milliseconds are whole calls of `{call}`, over those above, and over eager
+PyTorch's better layout.
 
 | net, batch | math | all kept | planned | PyTorch | ratio | compiled | planned, ms | / all kept | / PyTorch |
 | --- | --- |{" ---: |" * 8}
