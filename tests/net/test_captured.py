@@ -335,12 +335,13 @@ BESIDE = NET.replace(
 
 
 @DEVICES
-def test_an_array_that_an_eager_step_left_in_the_usual_order_is_turned_over_for_a_replay(make):
+def test_an_array_that_an_eager_step_left_in_the_usual_order_is_turned_over_for_a_replay(monkeypatch, make):
     """Beside gradients of parameters that are cleared, which a step begins anew."""
     results = []
     for graphs in (True, False):
         device = make()
-        device.graphs, device.channels_last = graphs, True
+        device.graphs = graphs
+        monkeypatch.setattr(type(device), "channels_last", True, raising=False)
         each = solver(device, BESIDE)
         fill(each.net, 1)
         each.step(4)  # nobody looks in between, which would have all arrays looked at
@@ -351,11 +352,12 @@ def test_an_array_that_an_eager_step_left_in_the_usual_order_is_turned_over_for_
 @DEVICES
 @pytest.mark.parametrize("end", [None, "relu", "drop"])
 @pytest.mark.parametrize("last", [False, True], ids=["first", "channels last"])
-def test_a_blob_that_moves_is_noticed_whoever_ran_the_steps_since(make, end, last):
+def test_a_blob_that_moves_is_noticed_whoever_ran_the_steps_since(monkeypatch, make, end, last):
     outputs = []
     for graphs in (True, False):
         device = make()
-        device.graphs, device.channels_last = graphs, last
+        device.graphs = graphs
+        monkeypatch.setattr(type(device), "channels_last", last, raising=False)
         net = blobmem.Net(blobmem.proto.text.read_net(NET), TEST, device=device, seed=3)
         fill(net, 0)
         for _ in range(4):
