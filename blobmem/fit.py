@@ -11,7 +11,7 @@ from blobmem.devices import Device
 from blobmem.footprint import BOUND, PLANNED, SCHEMES, Held, Scheme, footprint
 from blobmem.net.builder import specs_of
 
-CARD_OVERHEAD = 761 << 20
+CARD_OVERHEAD = 839 << 20
 """Bytes of a card that CUDA's context and libraries take: the most that was found on an H200 with cuDNN and cuBLAS
 loaded (`benchmarks/results/footprint.json`). Other cards, drivers and versions take others."""
 

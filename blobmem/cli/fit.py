@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
         "--card",
         type=options.nbytes,
         metavar="BYTES",
-        help="memory of a GPU that nobody else uses, of which 761 MiB are for CUDA and its libraries (measured on an "
+        help="memory of a GPU that nobody else uses, of which 839 MiB are for CUDA and its libraries (measured on an "
         "H200)",
     )
     parser.add_argument(
