@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from blobmem import devices
@@ -184,11 +184,15 @@ class Compilation:
         this: Any = self
         if "parts" not in self.passes or self._dynamic or self._stale or getattr(self.device, "deterministic", False):
             return None
-        lying = halves(this, ())
         keeps = self._arena is None
-        free = ({*lying} if keeps else unseen(lying)) - {*self.read_after()}
+        free = {*halves(this, ())} - {*self.read_after()} if keeps else self._free(())
         ops = table(self.device.family)
         return in_parts(forward, ops, free, whole=keeps, images_last=bool(self._images_last))
+
+    def _free(self, used: Container[SyncedMemory]) -> set[SyncedMemory]:
+        """The memories, gradients' only if they are `used`, that nobody reads but the calls of a pass."""
+        this: Any = self
+        return unseen(halves(this, used)) - {*self.read_after()}
 
     def _miss_absent(self) -> None:
         """Say of arrays that are never whole why they cannot be read."""
@@ -203,13 +207,12 @@ class Compilation:
 
     def _recompute(self, forward: list[Call], backward: list[Call]) -> tuple[list[Call], list[Remade]]:
         """The calls of backward for which less need be kept (`plan`), and the arrays that they fill from what is."""
-        this: Any = self
 
         def array_like(maker: Call, blob: Blob) -> Blob:
             return self.nodes[maker.layer].layer.internal_blob("recomputed", blob.shape)
 
         used = {operand.view.memory for each in (*forward, *backward) for operand in each.present()}
-        free = unseen(halves(this, used)) - {*self.read_after()}
+        free = self._free(used)
         ops = table(self.device.family)
         backward, of_tops = read_tops(forward, backward, free, ops)
         backward, of_pools = shut_in_pools(forward, backward, free, ops)
@@ -218,12 +221,11 @@ class Compilation:
 
     def _passing(self, calls: Sequence[Call]) -> set[SyncedMemory]:
         """The memories that nobody may read but these calls, a whole pass, which fill them first."""
-        this: Any = self
         if self._arena is None:
             return set()
         ops, uses = table(self.device.family), first_uses(calls)
         on_host = {operand.view.memory for each in calls if each.op not in ops for operand in each.present()}
-        free = unseen(halves(this, uses)) - {*self.read_after()} - on_host
+        free = self._free(uses) - on_host
         return {memory for memory, filled in uses.items() if filled and memory in free}
 
     def _share_buffers(self, arena: Arena, uses: Mapping[SyncedMemory, bool]) -> None:

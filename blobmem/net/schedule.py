@@ -91,10 +91,6 @@ class _Place(NamedTuple):
     nbytes: int
 
 
-def _place_of(view: View | _Place) -> _Place:
-    return _Place(view.memory, view.offset, view.nbytes)
-
-
 class _Bound:
     """An operand and the array it was last resolved to.
 
@@ -126,11 +122,6 @@ class _Bound:
         # what is no more than an address stays right while that is the same
         if getattr(self.array, "address", None) != address:
             self.array = device.as_array(address, self.shape, self.dtype)
-
-    def is_in_place(self) -> bool:
-        """Whether the operand is where it was at the last run."""
-        now, then = self.operand.view, self.view
-        return now is then or (then is not None and _place_of(now) == _place_of(then))
 
     def is_kept(self) -> bool:
         """Whether its bytes are still in what kept them at the last access."""
@@ -328,10 +319,6 @@ class Step:
     def _views(self) -> list[View]:
         return [bound.operand.view for bound in self.order]
 
-    def is_in_place(self) -> bool:
-        """Whether all it uses is where it was at the last run."""
-        return all(bound.is_in_place() for bound in self.order)
-
     def is_done(self) -> bool:
         """Whether a `once` call has nothing new to do; if it has, it counts as not done until it ends."""
         if self.done.covers(self._views(), self.attributes):
@@ -525,7 +512,7 @@ class Schedule:
     def put_aside(self) -> None:
         """Another schedule runs instead, for a while: keep no bytes from `trim`."""
         for bound in (bound for _, _, steps in self._units() for step in steps for bound in step.order):
-            bound.view = bound.view and _place_of(bound.view)
+            bound.view = bound.view and _Place(bound.view.memory, bound.view.offset, bound.view.nbytes)
         self._views, self._moves = None, -1
 
     def is_of(self, calls: Sequence[Call], images_last: bool | None) -> bool:

@@ -164,15 +164,19 @@ class Updater:
         """The capacity that `run` uses; none if `place` has made updates part of backward. Runs nothing."""
         if self.net.updates_in_backward:
             return []
-        self._follow()
-        return self._schedule.all_needs() + (self._norm.schedule.all_needs() if self._norm is not None else [])
+        return [need for schedule in self._schedules() for need in schedule.all_needs()]
 
     def missing(self) -> list[Need]:
         """Those of `needs` that may not be met."""
-        if self.net.updates_in_backward:
-            return []
+        return [] if self.net.updates_in_backward else self._missing()
+
+    def _missing(self) -> list[Need]:
+        return [need for schedule in self._schedules() for need in schedule.all_missing()]
+
+    def _schedules(self) -> list[Schedule]:
+        """What `run` runs."""
         self._follow()
-        return self._schedule.all_missing() + (self._norm.schedule.all_missing() if self._norm is not None else [])
+        return [self._schedule] if self._norm is None else [self._schedule, self._norm.schedule]
 
     def state_blobs(self) -> list[Blob]:
         """What updates keep on the device: history blobs (none is touched for lr_mult 0) and the clipping's sum."""
@@ -185,8 +189,7 @@ class Updater:
         Clipped first, on the sums over iter_size batches, then averaged, then regularized, as in Caffe. Raises
         OutOfDeviceMemory before anything has changed, SharedBlobError if other arrays have the gradients' bytes.
         """
-        self._follow()
-        secure(self._schedule.all_missing() + (self._norm.schedule.all_missing() if self._norm is not None else []))
+        secure(self._missing())
         gradients = (entry.blob.diff_view.memory for entry, _ in self._entries)
         self.net.group.check(self.net.identity, dict.fromkeys(gradients, False))
         scale = self._clip() / self.param.iter_size

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cuda_devices import DEVICES, needs_compiler
 from cuda_emulation import EmulatedCuda
-from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made
+from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made, run_layer_by_layer
 
 from blobmem import TRAIN, Blob, Layer, Net, SharedBlobError, SimulatedDevice, register_layer
 from blobmem.devices import HOST
@@ -206,12 +206,8 @@ def test_residual_sums_take_one_pass_each_and_have_the_same_bits(monkeypatch, la
     assert_same([*iterate(net), *iterate(net)], [*iterate(kept), *iterate(kept)])
     assert ops(kept) == [{"sum_relu_forward": 2}, {}]
     assert ops(net) == ONE_PASS
-    for each in (net, kept):  # one by one
-        each.clear_param_diffs()
-        for index in range(len(net.nodes)):
-            each.run_forward(index, index)
-        for index in reversed(range(len(net.nodes))):
-            each.run_backward(index, index)
+    for each in (net, kept):
+        run_layer_by_layer(each)
     assert_same(*([entry.blob.cpu_diff() for entry in each.learnable] for each in (net, kept)))
 
 

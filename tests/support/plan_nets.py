@@ -1,8 +1,10 @@
 """Small nets of images, for tests of what a plan makes of their passes, and what these tests ask of them."""
 
+import random
+
 import numpy as np
 
-from blobmem import TRAIN, Net
+from blobmem import TRAIN, Net, SharedBlobError
 
 DATA = """
 name: "normalised" force_backward: true
@@ -59,3 +61,39 @@ def lives_on(net, name):
     """Whether a blob's data are read by any call of backward."""
     memory = net.blobs[name].data_view.memory
     return any(view.memory is memory for call in net.compiled()[1].calls for view in call.reads)
+
+
+def run_layer_by_layer(net):
+    """An iteration, each layer asked for by itself."""
+    net.clear_param_diffs()
+    for index in range(len(net.nodes)):
+        net.run_forward(index, index)
+    for index in reversed(range(len(net.nodes))):
+        net.run_backward(index, index)
+
+
+def ask_at_random(seed, net, kept, names):
+    """Passes over parts of a net, in ways of these names: the numbers of its twin that keeps all, or a refusal."""
+    rng, positions, refused, answered = random.Random(seed), range(len(net.nodes)), 0, 0
+    for _ in range(60):
+        way = rng.choice(names)
+        low, high = sorted(rng.choices(positions, k=2))
+        ways = {
+            "forward": lambda net: net.run_forward(),
+            "start": lambda net, low=low: net.run_forward(low),
+            "between": lambda net, low=low, high=high: net.run_forward(low, high),
+            "backward": lambda net: net.run_backward(),
+            "down from": lambda net, high=high: net.run_backward(high),
+            "down to": lambda net, low=low, high=high: net.run_backward(high, low),
+            "layer by layer": lambda net: [net.run_forward(at, at) for at in positions],
+        }
+        try:
+            result = ways[way](net)
+        except SharedBlobError:
+            refused += 1
+            continue
+        answered += 1
+        assert result == ways[way](kept)
+        for one, other in zip(net.learnable, kept.learnable, strict=True):
+            np.testing.assert_array_equal(one.blob.cpu_diff(), other.blob.cpu_diff())
+    assert refused > 5 and answered > 5

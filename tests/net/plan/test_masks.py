@@ -1,13 +1,12 @@
 """Gradients of ReLUs out of what is there anyway: the same bits, where nobody can tell, and what need not be kept."""
 
 import itertools
-import random
 
 import numpy as np
 import pytest
 from cuda_devices import DEVICES, needs_compiler
 from cuda_emulation import EmulatedCuda
-from plan_nets import DATA, assert_same, conv, iterate, layer, lives_on, loss, made
+from plan_nets import DATA, ask_at_random, assert_same, conv, iterate, layer, lives_on, loss, made
 
 from blobmem import SharedBlobError
 from blobmem.devices import HOST
@@ -51,16 +50,8 @@ WINDOWS = {
 ODD = np.array([np.nan, np.inf, *[-np.inf, -0.0, 0.0, 1, 2, -1, -1e-40, 1e-40] * 9], np.float32)
 
 
-@pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
-def test_any_numbers_before_a_pool_give_the_same_bits(device, windows):
-    """Ties, nothing above zero, what is not a number: in what is pooled and in its gradient."""
-    text = 'name: "odd" force_backward: true layer { name: "x" type: "Input" top: "x" top: "g" input_param {'
-    plane = made(
-        text + " shape { dim: 9 dim: 2 dim: 7 dim: 6 } } }" + pool("x", windows), HOST, "keep"
-    ).blobs["p"].shape  # fmt: skip
-    text += f" shape {{ dim: 9 dim: 2 dim: 7 dim: 6 }} shape {{ {' '.join(f'dim: {size}' for size in plane)} }} }} }}"
-    text += layer("Bias", "c", "x", "c") + RELU + pool(options=windows)
-    text += layer("Eltwise", "e", "p g", "e", "eltwise_param { operation: PROD } loss_weight: 1")
+def gradients_of_odd_inputs(text, device):
+    """The bits of the inputs' gradients, which are the same where c is kept and where it is not."""
     found = []
     for memory in ("keep", "train"):
         net, rng = made(text, device, memory), np.random.default_rng(7)
@@ -71,7 +62,20 @@ def test_any_numbers_before_a_pool_give_the_same_bits(device, windows):
         assert lives_on(net, "c") == (memory == "keep")
         found.append([net.blobs[name].cpu_diff().view(np.uint32) for name in net.inputs])
     assert_same(*found)
-    values = found[0][0].view(np.float32)
+    return found[0]
+
+
+@pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
+def test_any_numbers_before_a_pool_give_the_same_bits(device, windows):
+    """Ties, nothing above zero, what is not a number: in what is pooled and in its gradient."""
+    text = 'name: "odd" force_backward: true layer { name: "x" type: "Input" top: "x" top: "g" input_param {'
+    plane = made(
+        text + " shape { dim: 9 dim: 2 dim: 7 dim: 6 } } }" + pool("x", windows), HOST, "keep"
+    ).blobs["p"].shape  # fmt: skip
+    text += f" shape {{ dim: 9 dim: 2 dim: 7 dim: 6 }} shape {{ {' '.join(f'dim: {size}' for size in plane)} }} }} }}"
+    text += layer("Bias", "c", "x", "c") + RELU + pool(options=windows)
+    text += layer("Eltwise", "e", "p g", "e", "eltwise_param { operation: PROD } loss_weight: 1")
+    values = gradients_of_odd_inputs(text, device)[0].view(np.float32)
     assert (values == 0).any() and (values != 0).any()
 
 
@@ -175,16 +179,7 @@ def test_any_numbers_beside_give_the_same_bits(device):
     text = 'name: "odd" force_backward: true layer { name: "x" type: "Input" top: "x" top: "g" input_param {'
     text += " shape { dim: 999 } shape { dim: 999 } } }" + layer("Bias", "c", "x", "c", "bias_param { axis: 0 }")
     text += ASIDE + layer("Eltwise", "e", "s g", "e", "eltwise_param { operation: PROD } loss_weight: 1")
-    found = []
-    for memory in ("keep", "train"):
-        net, rng = made(text, device, memory), np.random.default_rng(7)
-        for name in net.inputs:
-            net.blobs[name].data[...] = rng.choice(ODD, net.blobs[name].shape)
-        net.run_forward()
-        net.run_backward()
-        assert lives_on(net, "c") == (memory == "keep")
-        found.append([net.blobs[name].cpu_diff().view(np.uint32) for name in net.inputs])
-    assert_same(*found)
+    gradients_of_odd_inputs(text, device)
 
 
 # -------------------------------------------------------------------- passes in parts
@@ -223,26 +218,5 @@ WAYS = ["forward", "start", "between", "backward", "down from", "down to"]
 
 @pytest.mark.parametrize("name, seed", [*itertools.product(PARTS, range(4))])
 def test_any_order_of_calls_gives_the_same_numbers_or_an_error(device, name, seed):
-    rng = random.Random(seed)
     net, kept = (made(PARTS[name], device, memory, keep=["d"]) for memory in ("train", "keep"))
-    last, refused, answered = len(net.nodes) - 1, 0, 0
-    for _ in range(60):
-        way, (low, high) = rng.choice(WAYS), sorted(rng.choices(range(last + 1), k=2))
-        ways = {
-            "forward": lambda net: net.run_forward(),
-            "start": lambda net, low=low: net.run_forward(low),
-            "between": lambda net, low=low, high=high: net.run_forward(low, high),
-            "backward": lambda net: net.run_backward(),
-            "down from": lambda net, high=high: net.run_backward(high),
-            "down to": lambda net, low=low, high=high: net.run_backward(high, low),
-        }
-        try:
-            result = ways[way](net)
-        except SharedBlobError:
-            refused += 1
-            continue
-        answered += 1
-        assert result == ways[way](kept)
-        for one, other in zip(net.learnable, kept.learnable, strict=True):
-            np.testing.assert_array_equal(one.blob.cpu_diff(), other.blob.cpu_diff())
-    assert refused > 5 and answered > 5
+    ask_at_random(seed, net, kept, WAYS)

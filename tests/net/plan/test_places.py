@@ -12,6 +12,7 @@ from cuda_devices import DEVICES, EXACT_GPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from net_calls import WAYS, call_net
+from plan_nets import run_layer_by_layer
 
 import blobmem.memory
 import blobmem.net.plan.places as places
@@ -507,11 +508,7 @@ def test_sums_in_place_as_a_whole_and_layer_by_layer(device):
     back = ("sum", "ip2.diff") if device.family == "cuda" else ("sum.diff", "r1_r1_0_split_1.diff")
     assert {("ip2", "sum"), ("ip3", "sum3"), back} <= names
     for each in (net, kept):
-        each.clear_param_diffs()
-        for index in range(len(net.nodes)):
-            each.run_forward(index, index)
-        for index in reversed(range(len(net.nodes))):
-            each.run_backward(index, index)
+        run_layer_by_layer(each)
     assert_same(*([entry.blob.cpu_diff() for entry in each.learnable] for each in (net, kept)))
     net.run_forward()
     assert "ip2" in gone(net)[0]

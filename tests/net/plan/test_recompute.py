@@ -3,14 +3,13 @@
 import importlib
 import logging
 import math
-import random
 
 import numpy as np
 import pytest
 from cuda_devices import DEVICES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_nets import DATA, assert_same, conv, iterate, layer, lives_on, loss, made, remade
+from plan_nets import DATA, ask_at_random, assert_same, conv, iterate, layer, lives_on, loss, made, remade
 
 from benchmarks.inputs import solver_of, with_inputs
 from blobmem import Blob, Layer, SharedBlobError, SimulatedDevice, register_layer
@@ -387,31 +386,8 @@ WAYS = ["forward", "start", "between", "backward", "down from", "down to", "laye
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_order_of_calls_gives_the_same_numbers_or_an_error(device, seed):
-    rng = random.Random(seed)
     net, kept = (made(CHAINS["one after another"][0], device, memory, keep=["d"]) for memory in ("train", "keep"))
-    names, refused, answered = net.layer_names, 0, 0
-    for _ in range(60):
-        way = rng.choice(WAYS)
-        low, high = sorted(rng.choices(range(len(names)), k=2))
-        ways = {
-            "forward": lambda net: net.run_forward(),
-            "start": lambda net, low=low: net.run_forward(low),
-            "between": lambda net, low=low, high=high: net.run_forward(low, high),
-            "backward": lambda net: net.run_backward(),
-            "down from": lambda net, high=high: net.run_backward(high),
-            "down to": lambda net, low=low, high=high: net.run_backward(high, low),
-            "layer by layer": lambda net: [net.run_forward(at, at) for at in range(len(names))],
-        }
-        try:
-            result = ways[way](net)
-        except SharedBlobError:
-            refused += 1
-            continue
-        answered += 1
-        assert result == ways[way](kept)
-        for one, other in zip(net.learnable, kept.learnable, strict=True):
-            np.testing.assert_array_equal(one.blob.cpu_diff(), other.blob.cpu_diff())
-    assert refused > 5 and answered > 5
+    ask_at_random(seed, net, kept, WAYS)
 
 
 # -------------------------------------------------------------------- what it saves
