@@ -310,10 +310,11 @@ class _Place:
         self.memory, self.offset, self.nbytes = view.memory, view.offset, view.nbytes
 
     def is_kept(self) -> bool:
-        """Whether its bytes are where they were."""
-        view, operand = self.bound.operand.view, self.bound.operand
-        if view.memory is not self.memory or (view.offset, view.nbytes) != (self.offset, self.nbytes):
-            return False
+        """Whether its bytes are where they were, for the step too, which may have run elsewhere since."""
+        operand = self.bound.operand
+        for view in (operand.view, self.bound.view):
+            if view.memory is not self.memory or (view.offset, view.nbytes) != (self.offset, self.nbytes):
+                return False
         reordered = self.memory.reordered
         return operand.form is None or (reordered is not None and reordered.array is self.keeper)
 

@@ -352,7 +352,8 @@ def test_an_array_that_an_eager_step_left_in_the_usual_order_is_turned_over_for_
 @DEVICES
 @pytest.mark.parametrize("end", [None, "relu", "drop"])
 @pytest.mark.parametrize("last", [False, True], ids=["first", "channels last"])
-def test_a_blob_that_moves_is_noticed_whoever_ran_the_steps_since(monkeypatch, make, end, last):
+@pytest.mark.parametrize("back", [False, True], ids=["", "and back"])
+def test_a_blob_that_moves_is_noticed_whoever_ran_the_steps_since(monkeypatch, make, end, last, back):
     outputs = []
     for graphs in (True, False):
         device = make()
@@ -362,11 +363,15 @@ def test_a_blob_that_moves_is_noticed_whoever_ran_the_steps_since(monkeypatch, m
         fill(net, 0)
         for _ in range(4):
             net.forward()
-        other = blobmem.Blob(net.blobs["data"].shape, device=device)
+        home, other = (blobmem.Blob(net.blobs["data"].shape, device=device) for _ in range(2))
+        home.share_data(net.blobs["data"])
         other.data[...] = np.random.default_rng(9).normal(size=other.shape)
         net.blobs["data"].share_data(other)
         if end:
             net.forward(end=end)
+        if back:
+            net.blobs["data"].share_data(home)
+            fill(net, 1)
         net.forward()
         outputs.append([net.blobs["fc"].cpu_data().copy()])
     assert same(*outputs)
