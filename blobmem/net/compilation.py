@@ -26,7 +26,7 @@ from blobmem.net.plan import (
 )
 from blobmem.net.schedule import Done, Schedule, Span, first_uses, joints
 from blobmem.net.sharing import NeverWhole, SharingGroup, halves
-from blobmem.ops.call import Call, call, overwrite_diff
+from blobmem.ops.call import Call, call, memories, overwrite_diff
 from blobmem.ops.registry import table
 
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
@@ -211,8 +211,7 @@ class Compilation:
         def array_like(maker: Call, blob: Blob) -> Blob:
             return self.nodes[maker.layer].layer.internal_blob("recomputed", blob.shape)
 
-        used = {operand.view.memory for each in (*forward, *backward) for operand in each.present()}
-        free = self._free(used)
+        free = self._free({*memories([*forward, *backward])})
         ops = table(self.device.family)
         backward, of_tops = read_tops(forward, backward, free, ops)
         backward, of_pools = shut_in_pools(forward, backward, free, ops)
@@ -224,7 +223,7 @@ class Compilation:
         if self._arena is None:
             return set()
         ops, uses = table(self.device.family), first_uses(calls)
-        on_host = {operand.view.memory for each in calls if each.op not in ops for operand in each.present()}
+        on_host = {*memories(each for each in calls if each.op not in ops)}
         free = self._free(uses) - on_host
         return {memory for memory, filled in uses.items() if filled and memory in free}
 

@@ -94,12 +94,6 @@ def _fused(first: Call, op: str, *operands: Operand | None, **attributes: Any) -
     return dataclasses.replace(first, op=op, operands=operands, attributes=attributes)
 
 
-def _operand(call: Call, at: int) -> Operand:
-    operand = call.operands[at]
-    assert operand is not None
-    return operand
-
-
 def _relu_in_place(calls: Sequence[Call], at: int, y: Operand, slope: float | None = None) -> bool:
     if not _is(calls, at, "relu_forward"):
         return False
@@ -114,7 +108,7 @@ def _normalize_forward(calls: Sequence[Call], at: int) -> Group | None:
     """BatchNorm, a Scale in place, and perhaps a ReLU in place."""
     first = calls[at]
     trains = first.op == "batch_norm_forward"
-    y = _operand(first, 1)
+    y = first.operand(1)
     stop = at + 1
     if not _is(calls, stop, "scale_forward"):
         return None
@@ -199,7 +193,7 @@ def _normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
 def _is_made_again(calls: Sequence[Call], at: int, kept: Operand, gamma: Operand) -> bool:
     """Whether what the gradient of a ReLU, call `at`, reads was made anew of these (`plan.recompute`)."""
     y = calls[at].operands[0]
-    made = next((i for i in range(at - 1, 0, -1) if _relu_in_place(calls, i, _operand(calls[at], 0))), None)
+    made = next((i for i in range(at - 1, 0, -1) if _relu_in_place(calls, i, calls[at].operand(0))), None)
     if made is None or not _is(calls, made - 1, "scale_forward"):
         return False
     x, times, _, out = calls[made - 1].operands
@@ -211,7 +205,7 @@ def _made_again(calls: Sequence[Call], at: int) -> Group | None:
 
     The array is then left as it was.
     """
-    y = _operand(calls[at], 3)
+    y = calls[at].operand(3)
     if not _relu_in_place(calls, at + 1, y, 0.0) or not _is(calls, at + 2, "relu_backward"):
         return None
     group = _normalize_backward(calls, at + 2) if _same(calls[at + 2].operands[0], y) else None
@@ -220,7 +214,7 @@ def _made_again(calls: Sequence[Call], at: int) -> Group | None:
 
 def _scale_relu_forward(calls: Sequence[Call], at: int) -> Group | None:
     """A Scale and a ReLU in place."""
-    first, y = calls[at], _operand(calls[at], 3)
+    first, y = calls[at], calls[at].operand(3)
     if not _relu_in_place(calls, at + 1, y, 0.0) or not _one_order(y, *calls[at + 1].operands):
         return None
     return Group(at + 2, _fused(first, "scale_relu_forward", *first.operands))
@@ -243,7 +237,7 @@ def _scale_sum_forward(calls: Sequence[Call], at: int) -> Group | None:
         source, *factors, made = calls[at + 1].operands
         if not _same(made, other) or _same(source, top) or not _one_order(source, made):
             return None
-        if _operand(calls[at], 0).op_shape != _operand(calls[at + 1], 0).op_shape:
+        if calls[at].operand(0).op_shape != calls[at + 1].operand(0).op_shape:
             return None
         other = source
         tops.append(made)
@@ -263,7 +257,7 @@ def _sum_forward(calls: Sequence[Call], at: int) -> Group | None:
     first = calls[at]
     if len(first.operands) != 3 or tuple(first.attributes["coeffs"]) != (1, 1):
         return None
-    if not _relu_in_place(calls, at + 1, _operand(first, 2)):
+    if not _relu_in_place(calls, at + 1, first.operand(2)):
         return None
     slope = calls[at + 1].attributes["slope"]
     return Group(at + 2, _fused(first, "sum_relu_forward", *first.operands, slope=slope))
@@ -315,7 +309,7 @@ def _sums_backward(calls: Sequence[Call], at: int) -> Group | None:
 def _relu_behind(calls: Sequence[Call], at: int) -> Group | None:
     """A convolution or an inner product and a ReLU in place."""
     first = calls[at]
-    y = _operand(first, 3)
+    y = first.operand(3)
     if not _relu_in_place(calls, at + 1, y, 0.0) or not _one_order(y, *calls[at + 1].operands):
         return None
     op = str(first.op).removesuffix("_forward") + "_relu_forward"
@@ -327,8 +321,8 @@ def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
     first = calls[at]
     if not _is(calls, at + 1, "conv_backward_bias"):
         return None
-    dy, db = (_operand(calls[at + 1], place) for place in (0, 1))
-    if not _same(first.operands[2], dy) or _operand(first, 2).form != dy.form or not db.accumulate:
+    dy, db = (calls[at + 1].operand(place) for place in (0, 1))
+    if not _same(first.operands[2], dy) or first.operand(2).form != dy.form or not db.accumulate:
         return None
     _, channels, *inner = dy.op_shape
     if channels == 1 or math.prod(inner) != 1:
@@ -342,12 +336,12 @@ def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
 def _concat_backward(calls: Sequence[Call], at: int) -> Group | None:
     """The gradients of all that was joined: the division of one array."""
     first, stop, offset = calls[at], at, 0
-    dy, axis = _operand(first, 0), first.attributes["axis"]
+    dy, axis = first.operand(0), first.attributes["axis"]
     parts: list[Operand] = []
     while _is(calls, stop, "concat_backward") and calls[stop].operands[0] == dy:
         if calls[stop].attributes != {"axis": axis, "offset": offset}:
             break
-        parts.append(_operand(calls[stop], 1))
+        parts.append(calls[stop].operand(1))
         offset += parts[-1].op_shape[axis]
         stop += 1
     whole = [dy, *parts]

@@ -110,10 +110,10 @@ def _turning(old: Call, new: Call, users: Mapping[Place, list[Call]]) -> Call:
     by itself: tensor cores take no less than four channels anyway."""
     if old.op not in _OVER_IMAGES:
         return new
-    x = _operand(old, 0)
+    x = old.operand(0)
     place = (x.view.memory, x.view.offset)
     over = all(each.op in _OVER_IMAGES and _places(each).index(place) == 0 for each in users[place])
-    if not over or x.op_shape[1] >= 4 or _operand(new, 0).form is None:
+    if not over or x.op_shape[1] >= 4 or new.operand(0).form is None:
         return new
     operands = (x, *new.operands[1:])
     return dataclasses.replace(new, operands=operands, attributes={**new.attributes, "layout": "NCHW to NHWC"})
@@ -144,21 +144,15 @@ def _rewriting(call: Call) -> Callable[[], Call] | None:
     forms = {at: _image(call.operands[at]) for at in _positions(call)}
     if not forms or any(form is None for form in forms.values()):
         return None
-    if op in _POSITIONS and all(len(_operand(call, at).op_shape) == 4 for at in forms):
+    if op in _POSITIONS and all(len(call.operand(at).op_shape) == 4 for at in forms):
         return lambda: _with(call, forms, _last, layout="NHWC")
-    if op in _FOLDED and all(_is_folded(_operand(call, at).op_shape, shape) for at, shape in forms.items()):
+    if op in _FOLDED and all(_is_folded(call.operand(at).op_shape, shape) for at, shape in forms.items()):
         return lambda: _with(call, forms, lambda s: (s[0] * s[2] * s[3], s[1], 1))
     if op in _ALONG_AXIS and call.attributes["axis"] == 1:
         return lambda: _with(call, forms, _last, axis=3)
     if op in _ELEMENTWISE and len(set(forms.values())) == 1:
         return lambda: _with(call, forms, _last)
     return None
-
-
-def _operand(call: Call, at: int) -> Operand:
-    operand = call.operands[at]
-    assert operand is not None
-    return operand
 
 
 def _image(operand: Operand | None) -> Shape | None:
@@ -182,7 +176,7 @@ def _last(shape: Shape) -> Shape:
 def _with(call: Call, forms: dict[int, Any], shaped: Callable[[Shape], Shape], **attributes: Any) -> Call:
     operands = list(call.operands)
     for at, shape in forms.items():
-        operand = _operand(call, at)
+        operand = call.operand(at)
         images, channels, positions = shape[0], shape[1], shape[2] * shape[3]
         # of one channel, or one position, the two orders are the same
         form = (images, channels, positions, operand.blob.dtype) if channels > 1 and positions > 1 else None

@@ -26,9 +26,7 @@ from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_
 from blobmem.net.inplace import stale_reads
 from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
-from blobmem.net.plan import (
-    Arena,
-)  # fmt: skip
+from blobmem.net.plan import Arena
 from blobmem.net.schedule import Need, Schedule, Span, first_uses, secure
 from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
 from blobmem.proto.text import is_text, read_net

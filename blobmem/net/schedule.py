@@ -469,7 +469,7 @@ class Schedule:
             self._steps.append(Step(call, device, self.side is Side.HOST, mark))
         self._fused = {at: (group.stop, Step(group.call, device, False, Done())) for at, group in found.items()}
         written = {view.memory for call in (*before, *calls) for view in call.writes} if images_last else set()
-        for bound in (bound for _, _, steps in self._units() for step in steps for bound in step.order):
+        for bound in self._bounds():
             if isinstance(bound, _BoundLast):
                 bound.is_given = bound.operand.memory not in written
         self._run_of = {position: at for at, group in found.items() for position in range(at, group.stop)}
@@ -488,6 +488,9 @@ class Schedule:
             stop, *fused = self._fused.get(at, (at + 1,))
             yield at, stop, [*self._steps[at:stop], *fused]
             at = stop
+
+    def _bounds(self) -> Iterator[_Bound]:
+        return (bound for _, _, steps in self._units() for step in steps for bound in step.order)
 
     def units(self) -> list[Unit]:
         """What runs, in order."""
@@ -511,7 +514,7 @@ class Schedule:
 
     def put_aside(self) -> None:
         """Another schedule runs instead, for a while: keep no bytes from `trim`."""
-        for bound in (bound for _, _, steps in self._units() for step in steps for bound in step.order):
+        for bound in self._bounds():
             bound.view = bound.view and _Place(bound.view.memory, bound.view.offset, bound.view.nbytes)
         self._views, self._moves = None, -1
 
@@ -526,8 +529,8 @@ class Schedule:
 
     def is_at_home(self) -> bool:
         """Whether what it used last is still what its operands lie in."""
-        bounds = (bound for _, _, steps in self._units() for step in steps for bound in step.order if bound.keeper)
-        return all(bound.operand.memory is bound.view.memory and bound.is_kept() for bound in bounds)
+        used = (bound for bound in self._bounds() if bound.keeper)
+        return all(bound.operand.memory is bound.view.memory and bound.is_kept() for bound in used)
 
     def span(self, layers: range) -> tuple[int, int]:
         """Positions [start, stop) of the calls of these layers, which stand together."""

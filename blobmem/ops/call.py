@@ -5,7 +5,7 @@ A call says everything that a schedule, and every pass over it, has to know: wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,6 +129,12 @@ class Call:
         """Whether it runs on the host whatever the device."""
         return not isinstance(self.op, str)
 
+    def operand(self, at: int) -> Operand:
+        """The operand at that place, which is not absent."""
+        operand = self.operands[at]
+        assert operand is not None
+        return operand
+
     def present(self) -> Iterator[Operand]:
         """The operands that are not absent."""
         return (operand for operand in self.operands if operand is not None)
@@ -147,6 +153,11 @@ class Call:
     def overwrites(self) -> list[View]:
         """Views all of whose bytes the call replaces."""
         return [operand.view for operand in self.present() if operand.intent is Intent.OVERWRITE]
+
+
+def memories(calls: Iterable[Call]) -> Iterator[SyncedMemory]:
+    """What the operands of the calls lie in, of one after the other."""
+    return (operand.memory for each in calls for operand in each.present())
 
 
 def call(op: str | Callable[..., Any], *operands: Operand | None, once: bool = False, **attributes: Any) -> Call:

@@ -11,10 +11,10 @@ import dataclasses
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from blobmem.memory import Intent, SyncedMemory
-from blobmem.ops.call import Call, Operand, begins_sum, call, overwrite_diff
+from blobmem.ops.call import Call, Operand, begins_sum, call, memories, overwrite_diff
 
 SHARE = 16
 """Updates wait until their gradients have this part of all gradients' bytes. One launch updates many parameters on a
@@ -44,17 +44,18 @@ def update_early(backward: Sequence[Call], updates: Sequence[Call], joints: Sequ
         for operand in each.present():
             uses[operand.view.memory].append(at)
             places[operand.view.memory].add((operand.view.offset, operand.view.nbytes))
-    users = Counter(memory for update in updates for memory in _memories(update))
+    used = [{*memories([update])} for update in updates]
+    users = Counter(chain.from_iterable(used))
     end = len(backward)
     put: dict[int, list[Call]] = defaultdict(list)
     ready: dict[int, list[int]] = defaultdict(list)  # of updates, by where they can be
     first: dict[SyncedMemory, int] = {}  # where gradients begin that are used in one piece, by one update
     filled: list[tuple[int, Operand]] = []
     for index, update in enumerate(updates):
-        gradient = _gradient(update)
+        gradient = update.operand(0)
         memory, piece = gradient.view.memory, (gradient.view.offset, gradient.view.nbytes)
-        alone = all(users[each] == 1 for each in _memories(update))
-        after = 1 + max((uses[each][-1] for each in _memories(update) if each in uses), default=-1) if alone else end
+        alone = all(users[each] == 1 for each in used[index])
+        after = 1 + max((uses[each][-1] for each in used[index] if each in uses), default=-1) if alone else end
         ready[joints[bisect_left(joints, after)]].append(index)
         begins = uses[memory][0] if memory in uses else after
         if alone and places.get(memory) == {piece}:
@@ -88,7 +89,7 @@ def _beginning(run: Sequence[Call], start: int, first: Mapping[SyncedMemory, int
     """Calls that may run as one, from `start` on: overwriting the gradients that they add to, if none has been used
     before. One keyword says so of all of them."""
     for at, each in enumerate(run, start):
-        used = Counter(operand.view.memory for operand in each.present())
+        used = Counter(memories([each]))
         sums = [operand.view.memory for operand in each.present() if operand.accumulate]
         if any(first.get(memory) != at or used[memory] > 1 for memory in sums):
             return run
@@ -103,13 +104,3 @@ def _overwriting(each: Call) -> Call:
         for operand in each.operands
     )
     return dataclasses.replace(each, operands=tuple(operands))
-
-
-def _gradient(update: Call) -> Operand:
-    gradient = update.operands[0]
-    assert gradient is not None
-    return gradient
-
-
-def _memories(update: Call) -> set[SyncedMemory]:
-    return {operand.view.memory for operand in update.present()}

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from blobmem.memory import Intent, SyncedMemory
-from blobmem.ops.call import Call, Operand
+from blobmem.ops.call import Call, Operand, memories
 
 if TYPE_CHECKING:
     from blobmem.net.plan.liveness import Use
@@ -83,7 +83,7 @@ def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> 
             begun.update((operand.view.memory, operand) for operand in each.present())
             if not born:
                 continue
-            later = {operand.view.memory for call in one_by_one[at + 1 :] for operand in call.present()}
+            later = {*memories(one_by_one[at + 1 :])}
             # what has lived longest first: lifetimes that lie within each other are packed best
             oldest_first = sorted(begun.items(), key=lambda item: uses[item[0]].first)
             for new in born:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Container, Sequence
 
 from blobmem.memory import Intent, SyncedMemory
-from blobmem.net.plan.uses import Remade, Uses, lie_alike, present, reading
+from blobmem.net.plan.uses import Remade, Uses, lie_alike, reading
 from blobmem.ops.call import Call
 
 
@@ -24,8 +24,8 @@ def read_tops(
     for at, call in enumerate(backward):
         if call.op != "relu_backward" or call.attributes["slope"] < 0:
             continue
-        made, x, dx = relus[call.layer], present(call.operands[0]), present(call.operands[2])
-        y = present(forward[made].operands[1])
+        made, x, dx = relus[call.layer], call.operand(0), call.operand(2)
+        y = forward[made].operand(1)
         bottom, top = x.view.memory, y.view.memory
         if (
             bottom is not top
@@ -55,9 +55,9 @@ def shut_in_pools(
             continue
         if relu.op != "relu_backward" or relu.attributes["slope"] != 0:
             continue
-        pool, y = pools[call.layer], present(relu.operands[0])
-        x, top, mask = map(present, forward[pool].operands)
-        d_top, _, dx = map(present, call.operands)
+        pool, y = pools[call.layer], relu.operand(0)
+        x, top, mask = (forward[pool].operand(place) for place in range(3))
+        d_top, _, dx = (call.operand(place) for place in range(3))
         if not (lie_alike(y, x) and lie_alike(call.operands[1], mask)):
             continue
         if not all(lie_alike(each, dx) for each in relu.operands[1:]):

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blobmem.memory import Intent, SyncedMemory, View
+from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan.liveness import lifetimes
-from blobmem.ops.call import Call, Operand, call, overwrite, read
+from blobmem.ops.call import Call, Operand, call, memories, overwrite, read
 
 MOST_PARTS, FEWEST_ITEMS = 16, 8
 """Of more parts, or of fewer items in each, a GPU's kernels get too small to fill it."""
@@ -180,7 +180,7 @@ def _choose(
     What is held is within a few MiB of what a plan holds without scratch, but for arrays that cross in both orders.
     """
     begin, limit, items = stretch
-    used = {view.memory for each in calls for view in _views(each)}
+    used = {*memories(calls)}
     found = lifetimes([[each] for each in calls], keep=used - free)
     outside = sum(found.pinned.values())
     first, last, size = np.array([[x.first, x.last, x.nbytes] for x in found.arena] or np.empty((0, 3)), np.int64).T
@@ -251,7 +251,7 @@ def _copies_and_misfits(
     """
     begin, limit, _ = stretch
     misfit = np.zeros(limit + 1, bool)
-    last = {view.memory: at for at, each in enumerate(calls) for view in _views(each)}
+    last = {memory: at for at, each in enumerate(calls) for memory in memories([each])}
     written = set[SyncedMemory]()
     copied: dict[SyncedMemory, tuple[int, int, int]] = {}
     for at in range(begin, limit):
@@ -277,7 +277,7 @@ def _divided(
     """The calls with those of the stretch `count` times."""
     inside = calls[stretch.start : stretch.stop]
     around = [*calls[: stretch.start], *calls[stretch.stop :]]
-    outer = {view.memory for each in around for view in _views(each)}
+    outer = {*memories(around)}
     written = {view.memory: None for each in inside for view in each.writes}
     absent = [memory for memory in written if memory in free and memory not in outer]
     divider = _Divider(count, {*absent}, {*written}, turned)
@@ -288,10 +288,6 @@ def _divided(
             made += divider.calls(each)
     made += calls[stretch.stop :]
     return Parts(made, (inside[0].layer, inside[-1].layer), divider.pieces, absent)
-
-
-def _views(each: Call) -> Iterator[View]:
-    return (operand.view for operand in each.present())
 
 
 class _Divider:

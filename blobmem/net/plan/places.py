@@ -18,7 +18,7 @@ from blobmem.net.plan.arena import layout
 from blobmem.net.plan.liveness import Lifetime, lifetimes
 from blobmem.net.plan.uses import Remade
 from blobmem.net.sharing import Halves, Spent, halves
-from blobmem.ops.call import Call
+from blobmem.ops.call import memories
 
 if TYPE_CHECKING:
     from blobmem.net.net import Net
@@ -121,11 +121,11 @@ class Plan:
         self.arena, self._side = arena, schedules[0].side
         units = [schedule.units() for schedule in schedules]
         steps = list(chain.from_iterable(units))
-        used = dict.fromkeys(_memories(call for step in steps for call in step.calls))
+        used = dict.fromkeys(memories(call for step in steps for call in step.calls))
         lying = halves(net, used, params=True)
         free = unseen(lying)
         pinned = {*keep, *(memory for memory in used if memory not in free)}
-        pinned.update(_memories(call for step in steps if step.travels for call in step.calls))
+        pinned.update(memories(call for step in steps if step.travels for call in step.calls))
         lives = lifetimes([step.calls for step in steps], [step.scratch for step in steps], pinned)
         offsets, self.nbytes = layout(lives.arena)
         places = {
@@ -275,11 +275,7 @@ class Plan:
 
 
 def _bound(schedules: Iterable[Schedule]) -> Iterator[SyncedMemory]:
-    return _memories(call for schedule in schedules for call in schedule.calls)
-
-
-def _memories(calls: Iterable[Call]) -> Iterator[SyncedMemory]:
-    return (operand.memory for call in calls for operand in call.present())
+    return memories(call for schedule in schedules for call in schedule.calls)
 
 
 def unseen(lying: Mapping[SyncedMemory, Halves]) -> set[SyncedMemory]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
-from blobmem.net.plan.uses import Remade, Uses, lie_alike, present
+from blobmem.net.plan.uses import Remade, Uses, lie_alike
 from blobmem.ops.call import Call, Operand, overwrite
 
 _CHEAP = {"scale_forward": 1, "relu_forward": 1, "eltwise_sum": -1, "concat_forward": -1}
@@ -57,7 +57,7 @@ class _Recipe:
 
     @property
     def top(self) -> Operand:
-        return present(self.steps[-1].operands[-1])
+        return self.steps[-1].operand(-1)
 
     def only_begins_with(self, source: SyncedMemory) -> bool:
         """Whether of the steps only the first reads it, once, and may do so in place."""
@@ -84,7 +84,7 @@ class _Recipe:
         arrays[self.top.view.memory] = None if self.kept is None else self.kept.blob
         for step in self.steps:
             inputs = [_placed(operand, arrays.get(operand.view.memory)) for operand in _inputs(step)]
-            out = overwrite(self.array, present(step.operands[-1]).op_shape)
+            out = overwrite(self.array, step.operand(-1).op_shape)
             operands = (*inputs, *step.operands[len(inputs) : -1], out)
             layer, name = reader.layer, reader.layer_name
             yield dataclasses.replace(step, operands=operands, layer=layer, layer_name=name)
@@ -242,14 +242,14 @@ def _arrange(recipes: dict[SyncedMemory, _Recipe], array_like: Callable[[Call, B
 
 def _is_cheap(call: Call, memory: SyncedMemory, in_place: bool) -> bool:
     """Whether it may run again, and makes all of the array: of itself, or not."""
-    if call.op not in _CHEAP or call.once or present(call.operands[-1]).view.memory is not memory:
+    if call.op not in _CHEAP or call.once or call.operand(-1).view.memory is not memory:
         return False
     return in_place == any(operand.view.memory is memory for operand in _inputs(call))
 
 
 def _inputs(call: Call) -> list[Operand]:
     """What the call, a cheap one, makes its last operand of."""
-    return [present(operand) for operand in call.operands[: _CHEAP[str(call.op)]]]
+    return [call.operand(at) for at in range(len(call.operands))[: _CHEAP[str(call.op)]]]
 
 
 def _placed(operand: Operand, blob: Blob | None) -> Operand:

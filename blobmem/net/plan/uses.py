@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from blobmem.memory import Intent, SyncedMemory
-from blobmem.ops.call import Call, Operand
+from blobmem.ops.call import Call, Operand, memories
 
 
 class Remade(NamedTuple):
@@ -50,12 +50,10 @@ class Uses:
         for at, each in enumerate(backward):
             for memory in dict.fromkeys(view.memory for view in each.reads):
                 self.read.setdefault(memory, []).append(at)
-            for memory in dict.fromkeys(operand.view.memory for operand in each.present()):
+            for memory in dict.fromkeys(memories([each])):
                 self.touched.setdefault(memory, []).append(at)
         self.changed = {view.memory for each in backward for view in each.writes}
-        self.on_host = {
-            operand.view.memory for each in (*forward, *backward) if each.op not in ops for operand in each.present()
-        }
+        self.on_host = {*memories(each for each in (*forward, *backward) if each.op not in ops)}
 
     def last_write(self, memory: SyncedMemory) -> int:
         """Position of the last call of forward that changes it; -1 if none does."""
@@ -64,12 +62,6 @@ class Uses:
     def stays(self, *memories: SyncedMemory) -> bool:
         """Whether backward finds in them what forward left, and none is used on the host."""
         return self.changed.isdisjoint(memories) and self.on_host.isdisjoint(memories)
-
-
-def present(operand: Operand | None) -> Operand:
-    """The operand, which is not absent."""
-    assert operand is not None
-    return operand
 
 
 def lie_alike(one: Operand | None, other: Operand) -> bool:
