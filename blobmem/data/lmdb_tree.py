@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from blobmem.data.datum import RecordError
 from blobmem.data.lmdb_file import BRANCH, HEADER, LEAF, LmdbFile
+from blobmem.errors import NetError
 
 if TYPE_CHECKING:
     from blobmem.data.plain import Placer
@@ -55,7 +56,10 @@ class Leaves:
     def _enter(self, number: int) -> None:
         """Be at that leaf, whose first record is `first`."""
         self._number = number
-        self._page = self._file.page(number, LEAF)
+        if not self._file.has(number):
+            while len(self._path[-1]) < self._file.most_together and self._next_branch():
+                pass
+        self._page = self._file.page(number, LEAF, self._ahead())
         self._offsets = _offsets(self._page)
         self.count = len(self._offsets)
         if not self.count:  # of such ones, branches that share children could have a walk without end
@@ -100,8 +104,8 @@ class Leaves:
 
         Ends before a value that is not plain, or whose leaf has to be read or is damaged.
         """
-        ahead = self._ahead()
-        swept = placer.place_leaves(*self._file.window, [self._number, *ahead], start, self._file.entries - self.first)
+        leaves = [self._number, *self._ahead()]
+        swept = placer.place_leaves(*self._file.window, leaves, start, self._file.entries - self.first)
         if swept.leaf:
             self._go_on(swept.leaf, swept.before)
         return swept.taken
@@ -113,8 +117,20 @@ class Leaves:
         if skipped:
             self._go_on(skipped, self.count + before)
 
+    def _next_branch(self) -> bool:
+        """Have the leaves of the next branch, too, in line, if it hangs on the same one; whether so."""
+        branches = self._path[-2] if len(self._path) > 1 else []
+        if not branches:
+            return False
+        try:
+            self._path[-1][:0] = self._children(branches[-1])[::-1]
+        except NetError:  # told when the walk comes there
+            return False
+        branches.pop()
+        return True
+
     def _ahead(self) -> list[int]:
-        """The next leaves, of those that hang on the same branch, as many as may have been read together."""
+        """The next leaves, as many of those in line as may have been read together."""
         return self._path[-1][: -self._file.most_together - 1 : -1]
 
     def _go_on(self, leaves: int, records: int) -> None:
