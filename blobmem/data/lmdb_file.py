@@ -167,7 +167,7 @@ class LmdbFile:
         """Whether that page is among those that were read last."""
         return 0 <= number - self._window_page < len(self._window) // self.page_size
 
-    def page(self, number: int, kind: int, ahead: Sequence[int] = ()) -> bytes:
+    def page(self, number: int, kind: int, ahead: Sequence[int] | np.ndarray = ()) -> bytes:
         """A page of that kind, BRANCH or LEAF, with its number, kind and the bounds of its offsets checked.
 
         A leaf is read together with those that come next, `ahead`.
@@ -189,7 +189,7 @@ class LmdbFile:
             raise self.damaged(f"the header of page {number} is wrong")
         return page
 
-    def _read_ahead(self, number: int, ahead: Sequence[int]) -> None:
+    def _read_ahead(self, number: int, ahead: Sequence[int] | np.ndarray) -> None:
         """Read a leaf, and those of the next ones that lie near it: the more, the more have been read."""
         most = min(max(1, _FASTER * len(self._window) // self.page_size), self.most_together)
         numbers = np.array([number, *ahead[:most]], np.int64)
