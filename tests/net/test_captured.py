@@ -192,7 +192,7 @@ def test_what_was_kept_for_other_shapes_holds_no_memory():
 
 def grow_elsewhere(net):
     """Let a memory have another address on the device; a GPU maps what is more behind what there was."""
-    memory = net.blobs["norm"].data_view.memory
+    memory = net.blobs["drop"].data_view.memory
     version, nbytes = memory.version, memory.gpu_capacity
     while memory.version == version:
         nbytes *= 4
@@ -200,7 +200,7 @@ def grow_elsewhere(net):
 
 
 def leave(net):
-    net.blobs["norm"].unshare_data()
+    net.blobs["drop"].unshare_data()
 
 
 @pytest.mark.parametrize(
