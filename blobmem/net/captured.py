@@ -18,6 +18,7 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import moves
 from blobmem.memory.slot import Slot
+from blobmem.net.lanes import Lanes
 from blobmem.ops.call import Operand
 from blobmem.ops.host.random import Draws
 
@@ -32,24 +33,28 @@ _MOST_RUNS = 64  # before another one, where captured steps do not stay good
 _MOST_GRAPHS = 2  # of the same steps
 
 
-def pieces(program: Sequence[Step], device: Device) -> list[Step | Captured]:
-    """The steps of a program, runs of those that can be captured in one piece each."""
-    result: list[Step | Captured] = []
+def pieces(program: Sequence[Step], device: Device) -> list[Step | Captured | Lanes]:
+    """The steps of a program, runs of those that can be captured, or be queued on two streams, in one piece each."""
+    result: list[Step | Captured | Lanes] = []
     for run in _runs(program):
         if len(run) >= LEAST and device.graphs and not run[0].eager:
             result.append(Captured(run, device))
+        elif any(step.lane for step in run) and not run[0].eager:
+            result.append(Lanes(run, device))
         else:
             result += run
     return result
 
 
-def why_eager(found: Iterable[Step | Captured], device: Device) -> dict[Step, str]:
+def why_eager(found: Iterable[Step | Captured | Lanes], device: Device) -> dict[Step, str]:
     """Of each step in such pieces, why it is queued by itself in every run; "" where it becomes part of a graph."""
     reasons: dict[Step, str] = {}
     alone = "too few calls in a row for a graph" if device.graphs else "the device captures nothing"
     for piece in found:
         if isinstance(piece, Captured):
             reasons |= dict.fromkeys(piece.steps, piece.refused)
+        elif isinstance(piece, Lanes):
+            reasons |= dict.fromkeys(piece.steps, alone)
         else:
             reasons[piece] = piece.eager or alone
     return reasons
@@ -130,6 +135,7 @@ class Captured:
         "_epochs",
         "_graphs",
         "_keepers",
+        "_lanes",
         "_last",
         "_moved",
         "_moves",
@@ -148,14 +154,14 @@ class Captured:
 
     def __init__(self, steps: Sequence[Step], device: Device) -> None:
         self.steps, self.refused = list(steps), ""
-        self._device = device
+        self._device, self._lanes = device, Lanes(steps, device)
         self._adding = [step for step in steps if step.accumulators and not step.begins and not step.once]
         self._graphs: dict[tuple[bool, ...], _Graph] = {}
         self._runs: Counter[tuple[bool, ...]] = Counter()  # one by one, since there was no graph
         self._wait = _RUNS
 
-    def run(self, stream: Stream | None, scratch: SyncedMemory) -> None:
-        """Run the steps, given this thread's stream and workspace."""
+    def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        """Run the steps, given this thread's stream and workspaces."""
         before = tuple(step.is_fresh() for step in self._adding)
         changed = self._changed() if self._graphs else set()
         if self._graphs and not self._hold(changed, stream, scratch):
@@ -163,7 +169,7 @@ class Captured:
             self._begin_anew()
         graph = self._graphs.get(before)
         if graph is not None:
-            if self._follow(graph, changed, stream):
+            if self._follow(graph, changed, stream, scratch):
                 graph.launch()
             else:
                 self._graphs.clear()
@@ -173,8 +179,7 @@ class Captured:
             return
         ripe = self._runs[before] >= self._wait and not memory_package.debug
         if not (ripe and self._capture(before, stream, scratch)):
-            for step in self.steps:
-                step.run(stream, scratch)
+            self._lanes.run(stream, scratch)
             self._runs[before] += 1
 
     @property
@@ -188,7 +193,7 @@ class Captured:
 
     # ---------------------------------------------------------------- capturing
 
-    def _capture(self, before: tuple[bool, ...], stream: Stream | None, scratch: SyncedMemory) -> bool:
+    def _capture(self, before: tuple[bool, ...], stream: Stream | None, scratch: Sequence[SyncedMemory]) -> bool:
         """Capture the steps and run what was captured; False, with nothing done, if one has to run by itself first."""
         steps = [step for step in self.steps if not (step.once and step.is_done())]
         if any(step.once for step in steps) or not steps:
@@ -199,15 +204,18 @@ class Captured:
         at = steps[0]
 
         def queue(graph: Any) -> None:
-            nonlocal at
-            for at in steps:
-                if at.varies or any(isinstance(value, Draws) for value in at.attributes.values()):
+            def one(step: Step) -> None:
+                nonlocal at
+                at = step
+                if step.varies or any(isinstance(value, Draws) for value in step.attributes.values()):
                     told = graph.varied()
-                    arguments = [_on(told, argument) for argument in at.arguments]
-                    varied.append((at, told, arguments))
-                    at.launch(arguments)
+                    arguments = [_on(told, argument) for argument in step.arguments]
+                    varied.append((step, told, arguments))
+                    step.launch(arguments)
                 else:
-                    at.launch()
+                    step.launch()
+
+            self._lanes.each(steps, one)
 
         try:
             native = self._device.capture(queue)
@@ -231,18 +239,18 @@ class Captured:
         graph.launch()
         return True
 
-    def _remember(self, steps: Sequence[Step], stream: Stream | None, scratch: SyncedMemory) -> None:
+    def _remember(self, steps: Sequence[Step], stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         """What the graphs rely on."""
         self._taken = steps
         # steps are in other runs, too, which follow their operands: what was here is remembered here
         self._places = [_Place(bound) for step in steps for bound in step.order]
         self._last = [place for place in self._places if place.bound.operand.form is not None]
         keepers = {bound.keeper: None for step in steps for bound in step.order}
-        keepers |= {step.room or scratch: None for step in steps if step.takes_scratch}
+        keepers |= {step.room or scratch[step.lane]: None for step in steps if step.takes_scratch}
         self._keepers = list(keepers)
         self._versions = [keeper.version for keeper in keepers]
         self._stream, self._moves = stream, moves()
-        self._scratch = scratch if scratch in keepers else None
+        self._scratch = scratch if any(workspace in keepers for workspace in scratch) else None
         # slots are many, and have the epoch of their arena, which is looked at once
         slots = [keeper for keeper in keepers if isinstance(keeper, Slot)]
         whole = dict.fromkeys(keeper.place.memory if isinstance(keeper, Slot) else keeper for keeper in keepers)
@@ -261,7 +269,7 @@ class Captured:
 
     # ---------------------------------------------------------------- replaying
 
-    def _hold(self, changed: set[SyncedMemory], stream: Stream | None, scratch: SyncedMemory) -> bool:
+    def _hold(self, changed: set[SyncedMemory], stream: Stream | None, scratch: Sequence[SyncedMemory]) -> bool:
         """Whether all that the graphs use is where it was; `changed` are those of it whose epochs have moved."""
         if stream is not self._stream or memory_package.debug:
             return False
@@ -280,7 +288,9 @@ class Captured:
             return False
         return all(place.is_kept() for place in self._last if place.keeper in changed)
 
-    def _follow(self, graph: _Graph, changed: set[SyncedMemory], stream: Stream | None) -> bool:
+    def _follow(
+        self, graph: _Graph, changed: set[SyncedMemory], stream: Stream | None, scratch: Sequence[SyncedMemory]
+    ) -> bool:
         """Repeat the accesses of the steps to what has changed; whether arrays are where the graph has them."""
         for step, fresh in zip(self._adding, graph.fresh, strict=True):
             step.attributes["accumulate"] = not fresh
@@ -293,7 +303,7 @@ class Captured:
                 if bound.keeper in changed and not (refilled and bound.operand.accumulate):
                     intent = Intent.OVERWRITE if step in begun and bound.operand.accumulate else bound.operand.intent
                     bound.resolve(step.side, self._device, intent, stream)
-            if step.takes_scratch and (room := step.room or self._scratch) in changed:
+            if step.takes_scratch and (room := step.room or scratch[step.lane]) in changed:
                 step.access_scratch(room, stream)
         self._see()
         return all(place.address == place.bound.array.address for place in self._last)

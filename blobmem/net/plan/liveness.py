@@ -45,7 +45,10 @@ class Lifetimes(NamedTuple):
 
 
 def lifetimes(
-    steps: Sequence[Sequence[Call]], scratch: Sequence[int] = (), keep: Collection[SyncedMemory] = ()
+    steps: Sequence[Sequence[Call]],
+    scratch: Sequence[int] = (),
+    keep: Collection[SyncedMemory] = (),
+    until: Sequence[int] = (),
 ) -> Lifetimes:
     """What the steps of a pass use, and from when to when; of a training iteration forward and backward.
 
@@ -54,6 +57,7 @@ def lifetimes(
             may run in their place. All that these use is in use at one time.
         scratch: bytes of workspace of each step; none if empty.
         keep: memories that somebody reads after the pass.
+        until: for each step, up to which step what it uses counts as used (`streams.kept_until`); its own if empty.
 
     The unit is a memory, that is an array with all that lies over it (in-place tops, splits, flattened tops). It is
     pinned if it is in `keep`, if a `once` call fills it, or if bytes are read that the pass has not written before
@@ -65,6 +69,7 @@ def lifetimes(
     if scratch and len(scratch) != len(steps):
         raise ValueError(f"scratch of {len(scratch)} steps is given, for {len(steps)}")
     uses: dict[SyncedMemory, Use] = {}
+    until = until or range(len(steps))
     for index, calls in enumerate(steps):
         for call in calls:
             for operand in _reads_first(call):
@@ -72,11 +77,11 @@ def lifetimes(
                 use = uses.get(memory)
                 if use is None:
                     use = uses[memory] = Use(index, pinned=memory in keep)
-                use.add(operand, index, call.once)
+                use.add(operand, index, call.once, until[index])
     own = {life.key: life for use in uses.values() if not use.pinned for life in use.lifetimes()}
     turns = _turns(own, heirs(steps, uses))
     arena = [turn[0]._replace(last=turn[-1].last) for turn in turns]
-    arena += [Lifetime(index, nbytes, index, index) for index, nbytes in enumerate(scratch) if nbytes]
+    arena += [Lifetime(index, nbytes, index, until[index]) for index, nbytes in enumerate(scratch) if nbytes]
     pinned = {place: nbytes for use in uses.values() if use.pinned for place, nbytes in use.places.items()}
     arena.sort(key=lambda life: life.first)
     return Lifetimes(arena, pinned, {turn[0].key: turn for turn in turns if len(turn) > 1})
@@ -112,10 +117,10 @@ class Use:
         self.places: dict[SyncedMemory, int] = {}
         self.written = Extents()
 
-    def add(self, operand: Operand, index: int, once: bool) -> None:
+    def add(self, operand: Operand, index: int, once: bool, until: int) -> None:
         view = operand.view
         start, stop = view.offset, view.offset + view.nbytes
-        self.last = index
+        self.last = max(self.last, index, until)
         if operand.intent is Intent.OVERWRITE:
             self.written.put(start, stop, Side.DEVICE)
         else:

@@ -1,0 +1,118 @@
+"""Steps of a schedule that are queued on two streams: in which order, and which of them wait for which.
+
+Two steps may run at a time unless they use the same bytes and one of them writes there; such ones run in the order of
+the schedule. That is found from the addresses that they have, whoever put the arrays there: a plan, in which arrays
+take turns, says where they lie so that there is little to wait for, and is not relied on.
+
+To everybody else it is all on the first stream: steps are accessed for that one, before any of them is queued; the
+second stream begins after what is queued there by then, and at the end the first one waits for the second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blobmem.devices import Device, Event, Stream
+from blobmem.errors import DeviceError
+from blobmem.memory import SyncedMemory
+
+if TYPE_CHECKING:
+    from blobmem.net.schedule import Step
+
+Place = tuple[int, int, bool]
+"""Addresses [start, stop) that a step uses, and whether it writes there."""
+
+
+def waits(lanes: Sequence[int], places: Sequence[Sequence[Place]]) -> list[int]:
+    """For each step the position of the step of the other stream that it waits for; -1 if it need not.
+
+    Streams are in order: it has then come after all steps before that one, too. What an earlier wait has seen to is not
+    waited for again.
+
+    Args:
+        lanes: of each step, the number of its stream, 0 or 1.
+        places: what each uses.
+    """
+    edges = sorted({edge for used in places for start, stop, _ in used if start < stop for edge in (start, stop)})
+    piece = {edge: at for at, edge in enumerate(edges)}
+    # of each stream, for each piece between two edges: the last step that used it, the last that wrote it
+    last_use, last_write = (np.full((2, len(edges)), -1) for _ in range(2))
+    known = [-1, -1]
+    result = []
+    for at, (lane, used) in enumerate(zip(lanes, places, strict=True)):
+        spans = [(slice(piece[start], piece[stop]), writes) for start, stop, writes in used if start < stop]
+        after = max(
+            (int((last_use if writes else last_write)[1 - lane, span].max()) for span, writes in spans), default=-1
+        )
+        result.append(after if after > known[lane] else -1)
+        known[lane] = max(known[lane], after)
+        for span, writes in spans:
+            last_use[lane, span] = at
+            if writes:
+                last_write[lane, span] = at
+    return result
+
+
+class Lanes:
+    """Steps on two streams, none of which is the host's."""
+
+    def __init__(self, steps: Sequence[Step], device: Device) -> None:
+        self.steps = list(steps)
+        self._device = device
+        self._parts = len({step.lane for step in steps}) > 1
+        self._accessed: list[int] = []
+        self._places: list[list[Place]] = []
+        self._waits: list[int] = []
+
+    def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        """Run the steps, given this thread's stream and workspaces."""
+        if stream is None or not self._parts or any(step.once for step in self.steps):
+            for step in self.steps:
+                step.run(stream, scratch)
+            return
+        for step in self.steps:
+            step.prepare(stream, scratch)
+        self.each(self.steps, lambda step: step.launch())
+
+    def each(self, steps: Sequence[Step], queue: Callable[[Step], None]) -> None:
+        """Have each of the steps, which were prepared, queued by `queue`, on its stream and after what it waits for."""
+        main, side = self._device.compute_stream(), self._device.side_stream() if self._parts else None
+        if main is None or side is None:
+            for step in steps:
+                queue(step)
+            return
+        waits = self._order(steps)
+        wanted, ends = {*waits}, dict[int, Event]()
+        side.wait(main.record())
+        try:
+            for at, step in enumerate(steps):
+                stream = side if step.lane else main
+                if waits[at] >= 0:
+                    stream.wait(ends.pop(waits[at]))
+                self._device.queue_on(stream)
+                queue(step)
+                if at in wanted:
+                    ends[at] = stream.record()
+        except BaseException:
+            with contextlib.suppress(DeviceError):  # what was raised first says more
+                self._join(main, side)
+            raise
+        self._join(main, side)
+
+    def _join(self, main: Stream, side: Stream) -> None:
+        self._device.queue_on(main)
+        main.wait(side.record())
+
+    def _order(self, steps: Sequence[Step]) -> list[int]:
+        """What each waits for, worked out anew where any of them uses other bytes."""
+        accessed = [step.accessed for step in steps]
+        if accessed != self._accessed:
+            places = [step.places() for step in steps]
+            if places != self._places:
+                self._places, self._waits = places, waits([step.lane for step in steps], places)
+            self._accessed = accessed
+        return self._waits

@@ -1,0 +1,101 @@
+"""Calls of backward that may run beside the others on a second stream, and how long what they use is kept for that.
+
+Nobody in backward waits for the gradients of parameters but the updates that use them up, so that both go to the second
+stream, while the gradients of data go on from layer to layer on the first. What orders the two is found from where
+arrays lie when they run (`net.lanes`). Two calls that could run at a time do not if the plan has put what they use in
+the same bytes: what a call of the second stream uses counts as in use for some steps after it, where there is room.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blobmem.memory import Intent
+from blobmem.net.fusion import UPDATES
+from blobmem.net.plan.liveness import Lifetimes, Use
+from blobmem.ops.call import Call
+
+if TYPE_CHECKING:
+    from blobmem.net.schedule import Unit
+
+BESIDE = frozenset({
+    "conv_backward_weights", "conv_backward_bias", "deconv_backward_weights", "inner_product_backward_weights",
+    "inner_product_backward_bias", *UPDATES,
+})  # fmt: skip
+"""Ops for the second stream."""
+
+LAG = 12
+"""Steps by which it may be behind, at most."""
+
+GROWTH, LEAST = 0.02, 8 << 20
+"""How many more bytes than at the fullest moment may be in use for that: a share of them, or what a product's workspace
+takes, of which small nets need a second one."""
+
+
+def beside(calls: Iterable[Call]) -> None:
+    """Give each of the calls of backward its stream."""
+    for each in calls:
+        each.stream = int(each.op in BESIDE)
+
+
+def kept_until(units: Sequence[Unit], lives: Lifetimes) -> list[int]:
+    """For each step of a pass, up to which step what it uses is to be kept; its own on the first stream.
+
+    Args:
+        units: the steps.
+        lives: what they use, from when to when on one stream.
+    """
+    until = [*range(len(units))]
+    own = {life.key: life for life in itertools.chain(lives.arena, *lives.turns.values())}
+    size = {key: life.nbytes for key, life in own.items()}
+    ends = {key: life.last for key, life in own.items()}
+    # of arrays that take over bytes each has its own lifetime, the last one's being to the end of all
+    ends |= {turn[0].key: turn[0].last for turn in lives.turns.values()}
+    load = np.zeros(len(units) + 1, np.int64)
+    for life in lives.arena:
+        load[life.first] += life.nbytes
+        load[life.last + 1] -= life.nbytes
+    load = np.cumsum(load)[:-1]
+    fullest = int(load.max(initial=0))
+    limit = fullest + max(int(GROWTH * fullest), LEAST)
+    joins = _joins(units)
+    for at, unit in enumerate(units):
+        if not unit.lane:
+            continue
+        keys = [key for key in {*_places(unit), at} if key in own]
+        for later in range(at + 1, min(at + LAG + 1, joins[at])):
+            more = [key for key in keys if ends[key] < later]
+            nbytes = sum(size[key] for key in more)
+            if load[later] + nbytes > limit:
+                break
+            load[later] += nbytes
+            ends.update(dict.fromkeys(more, later))
+            until[at] = later
+    return until
+
+
+def _places(unit: Unit) -> Iterable[Hashable]:
+    return (Use.place(operand) for call in unit.calls for operand in call.present())
+
+
+def _joins(units: Sequence[Unit]) -> list[int]:
+    """For each step the first one of the first stream that has to come after it, whatever lies where."""
+    joins = [len(units)] * len(units)
+    users: dict[Hashable, int] = {}  # of a place, the next step of the first stream that uses it, going back
+    writers: dict[Hashable, int] = {}
+    join = len(units)
+    for at in reversed(range(len(units))):
+        used = [(Use.place(each), each.intent) for call in units[at].calls for each in call.present()]
+        for place, intent in used:
+            if units[at].lane:
+                join = min(join, (writers if intent is Intent.READ else users).get(place, join))
+            else:
+                users[place] = at
+                if intent is not Intent.READ:
+                    writers[place] = at
+        joins[at] = join
+    return joins
