@@ -6,12 +6,11 @@ A step that is not ordered after another one whose bytes it uses then finds wron
 
 import random
 
-import numpy as np
-import pytest
 from cuda_emulation import EmulatedCuda, EmulatedGraph
 
 from blobmem import SimulatedDevice
 from blobmem.devices.queues import SimulatedStream, Work
+from blobmem.memory import Side
 from blobmem.net.schedule import Step
 
 ORDERS = ["side", "main", 1, 2]
@@ -155,35 +154,16 @@ class LateCuda(_Late, EmulatedCuda):
 
 
 class LateSimulated(_Late, SimulatedDevice):
-    """A simulated one, for tests with `late_ops`."""
-
-    deterministic = True
-
-
-@pytest.fixture
-def late_ops(monkeypatch):
-    """Let ops of the host be queued like that, where the device is late."""
-    monkeypatch.setattr(Step, "launch", _launch_late)
+    """A simulated one, whose ops are queued by `launch_late`."""
 
 
 _launch = Step.launch
 
 
-def _launch_late(step, arguments=None):
-    if not isinstance(step.device, LateSimulated) or step.side.name == "HOST":
+def launch_late(step, arguments=None):
+    """In place of `Step.launch`: queue the host's ops where the device is a late one."""
+    if not isinstance(step.device, LateSimulated) or step.side is Side.HOST:
         _launch(step, arguments)
         return
-    arguments = [*step.arguments] if arguments is None else arguments
-    attributes = dict(step.attributes)
+    arguments, attributes = [*step.arguments] if arguments is None else arguments, dict(step.attributes)
     step.device.enqueue(lambda: step.fn(*arguments, **attributes))
-
-
-def bits(nets):
-    """All parameters and gradients of nets."""
-    return [array.tobytes() for net in nets for entry in net.learnable
-            for array in (entry.blob.cpu_data(), entry.blob.cpu_diff())]  # fmt: skip
-
-
-def same_bits(one, other):
-    assert len(one) == len(other) > 0
-    assert all(map(np.array_equal, one, other))
