@@ -25,6 +25,7 @@ from blobmem.memory import Intent, Side
 from blobmem.net import schedule
 from blobmem.net.builder import specs_of
 from blobmem.net.plan import Layout, arena, early
+from blobmem.net.plan import streams as streams_pass
 from blobmem.net.sharing import Halves, Spent
 from blobmem.solvers import updater_for
 
@@ -236,10 +237,13 @@ def test_any_net_is_trained_to_the_same_bits(text, batches, simulated, share):
     assert_same(*traces)
 
 
-@given(nets_at_random(), st.sampled_from(["keep", "train"]), st.sampled_from(ORDERS), st.integers(1, 2))
+@given(
+    nets_at_random(), st.sampled_from(["keep", "train"]), st.sampled_from(ORDERS), st.integers(1, 2),
+    st.sampled_from([0, 2, 12]),
+)  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_any_net_is_trained_to_the_same_bits_on_two_streams(text, memory, order, size):
-    """Whichever of the two is late."""
+def test_any_net_is_trained_to_the_same_bits_on_two_streams(text, memory, order, size, lag):
+    """Whichever of the two is late, and however soon bytes are given to others."""
     traces = []
     for device, streams in ((LateSimulated(order), 2), (SimulatedDevice(), 1)):
         net = Net(text, TRAIN, device=device, seed=1, memory=memory, backward_streams=streams)
@@ -248,6 +252,7 @@ def test_any_net_is_trained_to_the_same_bits_on_two_streams(text, memory, order,
         for turn in range(3):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(schedule.Step, "launch", launch_late)
+                patch.setattr(streams_pass, "LAG", lag)
                 fill_inputs(net, turn)
                 if updater.place(turn < 2):
                     trace.append(updater.run_in_backward(turn, net.start_forward()))
