@@ -86,14 +86,15 @@ class Lanes:
                 queue(step)
             return
         waits = self._order(steps)
-        wanted, ends = {*waits}, dict[int, Event]()
+        wanted, ends, now = {*waits}, dict[int, Event](), main
         side.wait(main.record())
         try:
             for at, step in enumerate(steps):
                 stream = side if step.lane else main
                 if waits[at] >= 0:
                     stream.wait(ends.pop(waits[at]))
-                self._device.queue_on(stream)
+                if stream is not now:
+                    self._device.queue_on(now := stream)
                 queue(step)
                 if at in wanted:
                     ends[at] = stream.record()
