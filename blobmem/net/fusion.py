@@ -49,6 +49,7 @@ def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[Syn
                 and group.call.op in ops
                 and all(last.get(each.view.memory, group.stop) < group.stop for each in group.skipped)
             ):
+                group.call.stream = min(each.stream for each in calls[at : group.stop])
                 found[at] = group
                 break
             group = None

@@ -40,8 +40,9 @@ WHICH = st.integers(0, 1)  # the train net, or the test net
 
 
 def made(graphs, memory, iter_size, order=None):
-    device = LateCuda(order) if order else EmulatedCuda()
+    device = LateCuda(order) if order and graphs else EmulatedCuda()
     device.graphs = graphs
+    device.streams = 2 if order else 1  # the twin has the same plan, and queues nothing
     param = caffe_pb2.SolverParameter(
         base_lr=0.1, momentum=0.9, lr_policy="inv", gamma=0.1, power=0.5, random_seed=3, iter_size=iter_size,
         test_iter=[2], test_interval=1000, test_initialization=False,
@@ -68,7 +69,7 @@ class Mixed(RuleBasedStateMachine):
         memory=st.sampled_from(["keep", "train"]), iter_size=st.integers(1, 2), order=st.sampled_from([None, *ORDERS])
     )
     def make(self, memory, iter_size, order):
-        self.solvers = [made(True, memory, iter_size, order), made(False, memory, iter_size)]
+        self.solvers = [made(graphs, memory, iter_size, order) for graphs in (True, False)]
         for which in (0, 1):
             self.fill(which, which)
 

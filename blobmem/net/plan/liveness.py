@@ -79,7 +79,7 @@ def lifetimes(
                     use = uses[memory] = Use(index, pinned=memory in keep)
                 use.add(operand, index, call.once, until[index])
     own = {life.key: life for use in uses.values() if not use.pinned for life in use.lifetimes()}
-    turns = _turns(own, heirs(steps, uses))
+    turns = _turns(own, heirs(steps, uses, until))
     arena = [turn[0]._replace(last=turn[-1].last) for turn in turns]
     arena += [Lifetime(index, nbytes, index, until[index]) for index, nbytes in enumerate(scratch) if nbytes]
     pinned = {place: nbytes for use in uses.values() if use.pinned for place, nbytes in use.places.items()}
@@ -93,7 +93,8 @@ def _turns(own: Mapping[Hashable, Lifetime], heir: Mapping[Hashable, Hashable]) 
     turns = [[life] for key, life in own.items() if key not in taken]
     for turn in turns:
         while turn[-1].key in heir:
-            turn.append(own[heir[turn[-1].key]])
+            taking = own[heir[turn[-1].key]]
+            turn[-1:] = [turn[-1]._replace(last=taking.first), taking]
     return turns
 
 
@@ -106,13 +107,15 @@ class Use:
     """How a pass has used a memory so far.
 
     Attributes:
+        first, last: the steps of its first and its last use so far.
+        until: the step up to which it counts as used.
         places: the memories that its bytes are in (its own, and one for them channels last) -> bytes of each.
     """
 
-    __slots__ = ("first", "last", "pinned", "places", "written")
+    __slots__ = ("first", "last", "pinned", "places", "until", "written")
 
     def __init__(self, first: int, pinned: bool) -> None:
-        self.first = self.last = first
+        self.first = self.last = self.until = first
         self.pinned = pinned
         self.places: dict[SyncedMemory, int] = {}
         self.written = Extents()
@@ -120,7 +123,7 @@ class Use:
     def add(self, operand: Operand, index: int, once: bool, until: int) -> None:
         view = operand.view
         start, stop = view.offset, view.offset + view.nbytes
-        self.last = max(self.last, index, until)
+        self.last, self.until = index, max(self.until, until)
         if operand.intent is Intent.OVERWRITE:
             self.written.put(start, stop, Side.DEVICE)
         else:
@@ -141,4 +144,4 @@ class Use:
         return operand.view.offset == 0 and operand.view.nbytes == self.places[self.place(operand)]
 
     def lifetimes(self) -> Iterable[Lifetime]:
-        return (Lifetime(place, nbytes, self.first, self.last) for place, nbytes in self.places.items())
+        return (Lifetime(place, nbytes, self.first, self.until) for place, nbytes in self.places.items())

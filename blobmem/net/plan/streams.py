@@ -1,9 +1,10 @@
 """Calls of backward that may run beside the others on a second stream, and how long what they use is kept for that.
 
 Nobody in backward waits for the gradients of parameters but the updates that use them up, so that both go to the second
-stream, while the gradients of data go on from layer to layer on the first. What orders the two is found from where
-arrays lie when they run (`net.lanes`). Two calls that could run at a time do not if the plan has put what they use in
-the same bytes: what a call of the second stream uses counts as in use for some steps after it, where there is room.
+stream, while the gradients of data go on from layer to layer on the first; of branches, which wait for each other only
+where they meet, some go to the second, too. What orders the two is found from where arrays lie when they run
+(`net.lanes`). Two calls that could run at a time do not if the plan has put what they use in the same bytes: what a
+call of the second stream uses counts as in use for some steps after it, where there is room.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BESIDE = frozenset({
     "conv_backward_weights", "conv_backward_bias", "deconv_backward_weights", "inner_product_backward_weights",
     "inner_product_backward_bias", *UPDATES,
 })  # fmt: skip
-"""Ops for the second stream."""
+"""Ops that are for the second stream in any case."""
 
 LAG = 12
 """Steps by which it may be behind, at most."""
@@ -38,9 +39,23 @@ less in any net of `models/`."""
 
 
 def beside(calls: Iterable[Call]) -> None:
-    """Give each of the calls of backward its stream."""
+    """Give each of the calls of backward its stream: where it can begin first, if it is not for the second in any case.
+
+    A call is reckoned to take as long as it uses bytes.
+    """
+    ends = [0, 0]  # of each stream, when all that it has been given is done
+    used: dict[SyncedMemory, int] = {}  # when all that uses a memory is
+    written: dict[SyncedMemory, int] = {}
     for each in calls:
-        each.stream = int(each.op in BESIDE)
+        operands = [(operand.memory, operand.intent is not Intent.READ) for operand in each.present()]
+        after = max(((used if writes else written).get(memory, 0) for memory, writes in operands), default=0)
+        each.stream = int(each.op in BESIDE or (max(ends[1], after) < max(ends[0], after) and not each.on_host))
+        end = max(ends[each.stream], after) + sum(operand.view.nbytes for operand in each.present())
+        ends[each.stream] = end
+        for memory, writes in operands:
+            used[memory] = max(used.get(memory, 0), end)
+            if writes:
+                written[memory] = end
 
 
 def kept_until(units: Sequence[Unit], lives: Lifetimes) -> list[int]:
@@ -55,7 +70,8 @@ def kept_until(units: Sequence[Unit], lives: Lifetimes) -> list[int]:
     size = {key: life.nbytes for key, life in own.items()}
     ends = {key: life.last for key, life in own.items()}
     # an array that lives on has no heir, which then has bytes of its own from the step on that makes it
-    ends |= {life.key: life.last - 1 for turn in lives.turns.values() for life in turn[:-1]}
+    taken = {life.key: life.last for turn in lives.turns.values() for life in turn[:-1]}
+    ends |= {key: last - 1 for key, last in taken.items()}
     load = np.zeros(len(units) + 1, np.int64)
     for life in lives.arena:
         load[life.first] += life.nbytes
@@ -66,7 +82,7 @@ def kept_until(units: Sequence[Unit], lives: Lifetimes) -> list[int]:
     for at, unit in enumerate(units):
         if not unit.lane:
             continue
-        keys = [key for key in {*_places(unit), at} if key in own]
+        keys = [key for key in {*_places(unit), at} if key in own and taken.get(key) != at]
         for later in range(at + 1, min(at + LAG + 1, joins[at])):
             more = [key for key in keys if ends[key] < later]
             nbytes = sum(size[key] for key in more)

@@ -9,11 +9,13 @@ import blobmem
 from blobmem import TRAIN
 from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.footprint import stated_shapes
+from blobmem.memory.blob import Blob
 from blobmem.net.builder import specs_of
 from blobmem.net.lanes import waits
 from blobmem.net.plan import arena, places, streams
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.schedule import secure
+from blobmem.ops.call import accumulate_diff, call, overwrite_diff, read, read_diff, write
 from blobmem.solvers import updater_for
 
 ROOT = Path(__file__).parents[3]
@@ -61,6 +63,25 @@ def run(net):
     backward.run()
     steps = backward._program()
     return [step.lane for step in steps], [step.places() for step in steps]
+
+
+def test_parameters_gradients_and_one_of_two_branches_go_to_the_second_stream():
+    a, a2, b, b2, w, top, bottom = (Blob(8, name=name) for name in ("a", "a2", "b", "b2", "w", "top", "bottom"))
+    calls = [
+        call("slice_forward", read_diff(top), overwrite_diff(a), overwrite_diff(b)),
+        call("conv_backward_weights", read_diff(a), accumulate_diff(w)),
+        call("relu_backward", read(a), read_diff(a), overwrite_diff(a2)),
+        call("sigmoid_backward", read(a2), read_diff(a2), overwrite_diff(a2)),
+        call("relu_backward", read(b), read_diff(b), overwrite_diff(b2)),  # begins while the other branch runs
+        call("sigmoid_backward", read(b2), read_diff(b2), overwrite_diff(b2)),
+        call("sum_arrays", read_diff(a2), read_diff(b2), overwrite_diff(bottom)),
+        call("sgd_update", read_diff(w), write(w)),
+        call(print, read_diff(bottom)),
+    ]
+    streams.beside(calls)
+    assert [each.stream for each in calls] == [0, 1, 0, 0, 1, 1, 0, 1, 0]
+    streams.beside(calls[4:])
+    assert [each.stream for each in calls[4:]] == [0, 0, 0, 1, 0], "a chain stays on the first"
 
 
 @pytest.fixture
