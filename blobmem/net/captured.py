@@ -175,7 +175,8 @@ class Captured:
                 self._graphs.clear()
                 self._begin_anew()
                 for step in self._taken:  # which have accessed what they use
-                    step.launch([None if bound is None else bound.array for bound in step.bound])
+                    step.renew()
+                    step.launch()
             return
         ripe = self._runs[before] >= self._wait and not memory_package.debug
         if not (ripe and self._capture(before, stream, scratch)):

@@ -63,14 +63,14 @@ class Lanes:
     def __init__(self, steps: Sequence[Step], device: Device) -> None:
         self.steps = list(steps)
         self._device = device
-        self._parts = len({step.lane for step in steps}) > 1
+        self._two = len({step.lane for step in steps}) > 1
         self._accessed: list[int] = []
         self._places: list[list[Place]] = []
         self._waits: list[int] = []
 
     def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         """Run the steps, given this thread's stream and workspaces."""
-        if stream is None or not self._parts or any(step.once for step in self.steps):
+        if stream is None or not self._two or any(step.once for step in self.steps):
             for step in self.steps:
                 step.run(stream, scratch)
             return
@@ -80,19 +80,19 @@ class Lanes:
 
     def each(self, steps: Sequence[Step], queue: Callable[[Step], None]) -> None:
         """Have each of the steps, which were prepared, queued by `queue`, on its stream and after what it waits for."""
-        main, side = self._device.compute_stream(), self._device.side_stream() if self._parts else None
+        main, side = self._device.compute_stream(), self._device.side_stream() if self._two else None
         if main is None or side is None:
             for step in steps:
                 queue(step)
             return
-        waits = self._order(steps)
-        wanted, ends, now = {*waits}, dict[int, Event](), main
+        after = self._order(steps)
+        wanted, ends, now = {*after}, dict[int, Event](), main
         side.wait(main.record())
         try:
             for at, step in enumerate(steps):
                 stream = side if step.lane else main
-                if waits[at] >= 0:
-                    stream.wait(ends.pop(waits[at]))
+                if after[at] >= 0:
+                    stream.wait(ends.pop(after[at]))
                 if stream is not now:
                     self._device.queue_on(now := stream)
                 queue(step)

@@ -66,8 +66,9 @@ class Net(Access, Placement, Compilation):
             take a large batch in parts, one after another, where that saves much; blobs that live only within them are
             then never whole (with memory="keep" they are). It is for nets that only run forward, and the default where
             memory is "inference"; () is none. A device that computes deterministically has none.
-        backward_streams: 2 lets a GPU compute gradients of parameters beside those of data, on a second stream, with a
-            workspace of its own. The bits are the same; a device without streams has none.
+        backward_streams: 2 lets a GPU compute gradients of parameters beside those of data, and branches beside each
+            other, on a second stream with a workspace of its own. The bits are the same. Devices without streams, the
+            CPU say, do as with 1.
         source: the file that a message came from, for error messages.
 
     Attributes:

@@ -378,8 +378,12 @@ class Step:
                 operand = bound.operand
                 intent = Intent.OVERWRITE if fresh and operand.accumulate else operand.intent
                 bound.resolve(self.side, self.device, intent, stream)
-        self.arguments = [None if bound is None else bound.array for bound in self.bound]
+        self.renew()
         self.moves, self.stream = now, stream
+
+    def renew(self) -> None:
+        """Use the arrays that its operands were last resolved to."""
+        self.arguments = [None if bound is None else bound.array for bound in self.bound]
         self.accessed += 1
 
     def places(self) -> list[Place]:
