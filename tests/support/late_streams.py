@@ -13,7 +13,7 @@ from blobmem.devices.queues import SimulatedStream, Work
 from blobmem.memory import Side
 from blobmem.net.schedule import Step
 
-ORDERS = ["side", "main", 1, 2]
+ORDERS = ["side", "main", 1]
 
 
 class Captured:
