@@ -5,23 +5,29 @@ the schedule. That is found from the addresses that they have, whoever put the a
 take turns, says where they lie so that there is little to wait for, and is not relied on.
 
 To everybody else it is all on the first stream: steps are accessed for that one, before any of them is queued; the
-second stream begins after what is queued there by then, and at the end the first one waits for the second.
+second stream begins after what is queued there by then, and at the end the first one waits for the second. What an
+access turns over (`net.captured`) is turned on the stream of its step.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from blobmem.devices import Device, Event, Stream
 from blobmem.errors import DeviceError
 from blobmem.memory import SyncedMemory
+from blobmem.memory.reordered import turned_later
 
 if TYPE_CHECKING:
     from blobmem.net.schedule import Step
+
+Turns = list[tuple[Any, ...]]
+"""Of each array that is to be turned over, `memory.reordered.Turn` and its arguments."""
 
 Place = tuple[int, int, bool]
 """Addresses [start, stop) that a step uses, and whether it writes there."""
@@ -57,35 +63,78 @@ def waits(lanes: Sequence[int], places: Sequence[Sequence[Place]]) -> list[int]:
     return result
 
 
-class Lanes:
-    """Steps on two streams, none of which is the host's."""
+def prepare(
+    steps: Iterable[Step],
+    within: Iterable[set[SyncedMemory]],
+    stream: Stream | None,
+    scratch: Sequence[SyncedMemory],
+) -> list[Turns]:
+    """Access all that the steps use, before any of them is queued; what is then to be turned before each.
 
-    def __init__(self, steps: Sequence[Step], device: Device) -> None:
+    `within` has for each step the memories whose bytes earlier ones leave in another order. Others are turned at once.
+    """
+    turned: list[Turns] = []
+    for step, memories in zip(steps, within, strict=True):
+        with turned_later(memories) as turns:
+            step.prepare(stream, scratch)
+        turned.append(turns)
+    return turned
+
+
+def make(turns: Turns) -> None:
+    """Queue what is to be turned."""
+    for turn, *arguments in turns:
+        turn(*arguments)
+
+
+def _places(turns: Turns) -> Iterable[Place]:
+    for _, _, source, target, (*shape, dtype), _ in turns:
+        nbytes = math.prod(shape) * dtype.itemsize
+        yield source, source + nbytes, False
+        yield target, target + nbytes, True
+
+
+class Lanes:
+    """Steps on two streams, none of which is the host's.
+
+    Args:
+        steps: in order.
+        device: where they run.
+        within: gives `prepare`'s of steps; None for such as have to run one by one.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        device: Device,
+        within: Callable[[Sequence[Step]], list[set[SyncedMemory]] | None],
+    ) -> None:
         self.steps = list(steps)
-        self._device = device
+        self._device, self._within = device, within
         self._two = len({step.lane for step in steps}) > 1
-        self._accessed: list[int] = []
+        self._accessed: tuple[Any, ...] = ()
         self._places: list[list[Place]] = []
         self._waits: list[int] = []
 
     def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         """Run the steps, given this thread's stream and workspaces."""
-        if stream is None or not self._two or any(step.once for step in self.steps):
+        beside = stream is not None and self._two and not any(step.once for step in self.steps)
+        within = self._within(self.steps) if beside else None
+        if within is None:
             for step in self.steps:
                 step.run(stream, scratch)
-            return
-        for step in self.steps:
-            step.prepare(stream, scratch)
-        self.each(self.steps, lambda step: step.launch())
+        else:
+            self.each(self.steps, prepare(self.steps, within, stream, scratch), lambda step: step.launch())
 
-    def each(self, steps: Sequence[Step], queue: Callable[[Step], None]) -> None:
+    def each(self, steps: Sequence[Step], turned: Sequence[Turns], queue: Callable[[Step], None]) -> None:
         """Have each of the steps, which were prepared, queued by `queue`, on its stream and after what it waits for."""
         main, side = self._device.compute_stream(), self._device.side_stream() if self._two else None
         if main is None or side is None:
-            for step in steps:
+            for step, turns in zip(steps, turned, strict=True):
+                make(turns)
                 queue(step)
             return
-        after = self._order(steps)
+        after = self._order(steps, turned)
         wanted, ends, now = {*after}, dict[int, Event](), main
         side.wait(main.record())
         try:
@@ -95,6 +144,7 @@ class Lanes:
                     stream.wait(ends.pop(after[at]))
                 if stream is not now:
                     self._device.queue_on(now := stream)
+                make(turned[at])
                 queue(step)
                 if at in wanted:
                     ends[at] = stream.record()
@@ -108,11 +158,11 @@ class Lanes:
         self._device.queue_on(main)
         main.wait(side.record())
 
-    def _order(self, steps: Sequence[Step]) -> list[int]:
+    def _order(self, steps: Sequence[Step], turned: Sequence[Turns]) -> list[int]:
         """What each waits for, worked out anew where any of them uses other bytes."""
-        accessed = [step.accessed for step in steps]
+        accessed = [step.accessed for step in steps], turned
         if accessed != self._accessed:
-            places = [step.places() for step in steps]
+            places = [[*step.places(), *_places(turns)] for step, turns in zip(steps, turned, strict=True)]
             if places != self._places:
                 self._places, self._waits = places, waits([step.lane for step in steps], places)
             self._accessed = accessed

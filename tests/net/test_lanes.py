@@ -124,7 +124,7 @@ def test_on_a_gpu_too(make, graphs, memory, iter_size):
 
 @needs_compiler
 @pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
-@pytest.mark.parametrize("broken", ["nobody waits", "reads do not count"])
+@pytest.mark.parametrize("broken", ["nobody waits", "reads do not count", "turning over does not count"])
 def test_a_wait_that_is_missing_is_seen(monkeypatch, broken, graphs):
     real = lanes.waits
 
@@ -133,13 +133,18 @@ def test_a_wait_that_is_missing_is_seen(monkeypatch, broken, graphs):
             return [-1] * len(lanes)
         return real(lanes, [[place for place in used if place[2]] for used in places])
 
-    monkeypatch.setattr(lanes, "waits", fewer)
-    right = trained(solver(EmulatedCuda(), "train"))
+    if broken == "turning over does not count":
+        last(monkeypatch, True)
+        monkeypatch.setattr(lanes, "_places", lambda turns: [])
+    else:
+        monkeypatch.setattr(lanes, "waits", fewer)
+    memory = "keep" if broken == "turning over does not count" else "train"
+    right = trained(solver(EmulatedCuda(), memory))
     found = []
     for order in ("side", "main"):
         device = LateCuda(order)
         device.graphs = graphs
-        found.append(trained(solver(device, "train")) == right)
+        found.append(trained(solver(device, memory)) == right)
     assert not all(found)
 
 
