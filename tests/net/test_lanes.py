@@ -125,6 +125,7 @@ def test_on_a_gpu_too(make, graphs, memory, iter_size):
 @needs_compiler
 @pytest.mark.parametrize("graphs", [True, False], ids=["captured", "eager"])
 @pytest.mark.parametrize("broken", ["nobody waits", "reads do not count", "turning over does not count"])
+@pytest.mark.filterwarnings("ignore:.*encountered in matmul:RuntimeWarning")
 def test_a_wait_that_is_missing_is_seen(monkeypatch, broken, graphs):
     real = lanes.waits
 
