@@ -85,6 +85,7 @@ def add(commands: Any) -> None:
         "that the algorithms chosen for an H200 take",
     )
     options.add_math(parser)
+    options.add_streams(parser)
     parser.add_argument(
         "--json", metavar="FILE", help="write bytes as JSON; - writes that and nothing else to the output"
     )
@@ -112,6 +113,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         input_shapes=dict(args.input_shape),
         measured=args.measure,
         make_device=_device_maker(args),
+        backward_streams=args.backward_streams,
     )
     if args.json:
         write_json(args.json, _json(args.model, schemes))
@@ -135,6 +137,7 @@ def _draw(args: argparse.Namespace, output: Output) -> bool:
         test_batches=args.test_batch,
         input_shapes=dict(args.input_shape),
         make_device=_device_maker(args),
+        backward_streams=args.backward_streams,
     )
     if args.trace:
         write_trace(found["planned"], args.trace)

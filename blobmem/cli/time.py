@@ -47,6 +47,7 @@ def add(commands: Any) -> None:
     options.add_state(parser)
     options.add_device(parser)
     options.add_graphs(parser)
+    options.add_streams(parser)
     options.add_memory(parser, ("keep", "train"), "keep")
     parser.add_argument("--json", metavar="FILE", help="write the times as JSON; - writes that alone to the output")
 
@@ -63,7 +64,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
     spec = nets.in_state(nets.spec_of(args.model, specs, args.phase), args)
     _replace_absent_data(spec, {**stated_shapes(specs), **dict(args.input_shape)}, args, output)
     tests = args.phase == "TEST"
-    net = nets.build(spec, device=args.device, batch=args.batch, forward_only=tests, memory=args.memory)
+    net = nets.build(
+        spec, device=args.device, batch=args.batch, forward_only=tests, memory=args.memory,
+        backward_streams=args.backward_streams,
+    )  # fmt: skip
     _fill_inputs(net)
     with output.progress(args.iterations + 1, "pass") as bar:
         result = _measure(net, args.iterations, bar)
