@@ -96,7 +96,7 @@ def test_as_they_are(case):
     run(Net(CASES[case], TRAIN, seed=1), 0.5)
 
 
-@fuzz(150)
+@fuzz(100)
 def test_other_numbers(chance):
     text = changed(chance.choice([*CASES.values()]), chance)
     with success_or_error():

@@ -211,7 +211,8 @@ def leave(net):
     ]
     + [pytest.param(*EXACT_GPU.values, leave, id="cuda-leave", marks=EXACT_GPU.marks)],
 )
-def test_what_has_moved_is_captured_anew(make, move):
+def test_what_has_moved_is_captured_anew(monkeypatch, make, move):
+    monkeypatch.setattr(EmulatedCuda, "reservation", lambda self, nbytes: max(nbytes, 1 << 16))  # soon outgrown
     one, other = both(make)
     for step in range(12):
         for each in (one, other):

@@ -165,17 +165,17 @@ def test_all_that_training_says_and_writes_is_the_same(lenet, device, tmp_path, 
     said, models = [], []
     for memory in ("keep", "train"):
         param = read_solver(
-            f'base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 display: 1 test_interval: 2 test_iter: 1 max_iter: 3'
-            f' snapshot: 2 snapshot_prefix: "{tmp_path}/{memory}"'
+            f'base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 display: 1 test_interval: 2 test_iter: 1 max_iter: 2'
+            f' snapshot: 1 snapshot_prefix: "{tmp_path}/{memory}"'
         )
         param.net_param.CopyFrom(lenet)
-        solver = get_solver(param, device=device, memory=memory, share=True, seed=1, train_batch=2, test_batches=[2])
+        solver = get_solver(param, device=device, memory=memory, share=True, seed=1, train_batch=1, test_batches=[1])
         caplog.clear()
         with caplog.at_level(logging.INFO, "blobmem"):
             solver.solve()
         assert is_early(solver) == (memory == "train")
         said.append([message.replace(f"/{memory}_", "/") for message in caplog.messages])
-        models.append([(tmp_path / f"{memory}_iter_{at}.caffemodel").read_bytes() for at in (2, 3)])
+        models.append([(tmp_path / f"{memory}_iter_{at}.caffemodel").read_bytes() for at in (1, 2)])
     assert said[0] == said[1] and models[0] == models[1]
 
 
