@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import EXACT, NET, Layer, register_layer
 from blobmem.layers.checks import refuse_gradient, refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -23,6 +23,8 @@ class Loss(Layer):
     bottoms = (2, 2)
     is_loss = True
     propagates: ClassVar[tuple[bool, ...]] = (True, False)
+    bottom_kinds: ClassVar[tuple[str, ...]] = (NET, EXACT)
+    top_kinds: ClassVar[tuple[str, ...]] = (EXACT,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)
@@ -82,6 +84,7 @@ class SoftmaxWithLoss(Loss):
 
     type = "SoftmaxWithLoss"
     tops = (1, 2)
+    top_kinds = (EXACT, NET)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().setup(bottom, top)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blobmem.dtypes import exact
 from blobmem.errors import NetError
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import Intent
@@ -118,10 +119,15 @@ def _items(net: Net, write_diff: bool) -> Iterator[tuple[str, np.ndarray | None]
             yield f"data/{layer.name}", None
         for index, blob in enumerate(layer.blobs):
             if index not in layer.shared_params:
-                yield f"data/{layer.name}/{index}", blob.cpu_data()
+                yield f"data/{layer.name}/{index}", _as_in_files(blob.cpu_data())
     for name, blobs in net.params.items() if write_diff else ():
         for index, blob in enumerate(blobs):
-            yield f"diff/{name}/{index}", blob.cpu_diff()
+            yield f"diff/{name}/{index}", _as_in_files(blob.cpu_diff())
+
+
+def _as_in_files(array: np.ndarray) -> np.ndarray:
+    """Values as Caffe knows them: float32 for halves."""
+    return array.astype(exact(array.dtype), copy=False)
 
 
 def save_hdf5(net: Net, path: str | os.PathLike[str], write_diff: bool = False) -> None:
@@ -145,7 +151,7 @@ def load_hdf5(net: Net, path: str | os.PathLike[str]) -> list[str]:
             if members is not None and _is_layer(members):
                 names.append(layer.name)
                 pairs += _matched(net, layer, file, members)
-        values = [dataset.read(blob.dtype) for blob, dataset in pairs]
+        values = [dataset.read(exact(blob.dtype)).astype(blob.dtype, copy=False) for blob, dataset in pairs]
     for (blob, _), array in zip(pairs, values, strict=True):
         blob.data_view.cpu_data(Intent.OVERWRITE)[...] = array.reshape(-1).view(np.uint8)
     return names

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from blobmem import dtypes
 from blobmem.devices import Device
 from blobmem.errors import NetError
 from blobmem.memory.blob import Blob
@@ -55,6 +56,8 @@ class Updater:
         self.param = param
         self.net = net
         self.source = source
+        if dtypes.is_half(net.dtype):
+            raise NetError(f"{net.identity} is of {net.dtype}, in which nets only run forward: train in float32")
         if param.regularization_type not in REGULARIZATIONS:
             raise self.error("regularization_type", " or ".join(REGULARIZATIONS))
         if param.iter_size < 1:

@@ -17,7 +17,7 @@ enum { AHEAD = 4 };  // channels whose loads are in flight at once
 
 // The HALF channels on either side and the one between are kept in registers; outside there are zeros.
 template <int HALF>
-__device__ __forceinline__ void across(const T *x, T *y, T *scale, Place place, i64 channels, i64 positions, T k,
+__device__ __forceinline__ void across(const D *x, D *y, D *scale, Place place, i64 channels, i64 positions, T k,
                                        T factor, T beta) {
   T window[2 * HALF + 1];
 #pragma unroll
@@ -50,7 +50,7 @@ __device__ __forceinline__ void across(const T *x, T *y, T *scale, Place place, 
 }
 
 // `half` channels on either side; n threads, a run of channels each.
-extern "C" __global__ void lrn_across(const T *x, T *y, T *scale, i64 n, i64 channels, i64 positions, i64 run, int half,
+extern "C" __global__ void lrn_across(const D *x, D *y, D *scale, i64 n, i64 channels, i64 positions, i64 run, int half,
                                       T k, T factor, T beta) {
   i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (t >= n) return;
@@ -76,7 +76,7 @@ extern "C" __global__ void lrn_across(const T *x, T *y, T *scale, i64 n, i64 cha
 // What one channel adds to the gradient of its neighbours, and what its own gradient begins with.
 struct Share { T ratio, lead; };
 
-__device__ __forceinline__ Share share_of(const T *y, const T *scale, const T *dy, i64 at, T beta) {
+__device__ __forceinline__ Share share_of(const D *y, const D *scale, const D *dy, i64 at, T beta) {
   T g = dy[at], s = scale[at];
   Share share = {g * y[at] / s, g * power(s, beta)};
   return share;
@@ -84,7 +84,7 @@ __device__ __forceinline__ Share share_of(const T *y, const T *scale, const T *d
 
 // As `across`. dx may be dy where one thread walks all channels: it then writes behind all that it has yet to read.
 template <int HALF>
-__device__ __forceinline__ void across_gradient(const T *x, const T *y, const T *scale, const T *dy, T *dx, Place place,
+__device__ __forceinline__ void across_gradient(const D *x, const D *y, const D *scale, const D *dy, D *dx, Place place,
                                                 i64 channels, i64 positions, T factor, T beta) {
   T ratios[2 * HALF + 1], leads[HALF + 1];
   Share none = {0, 0};
@@ -121,7 +121,7 @@ __device__ __forceinline__ void across_gradient(const T *x, const T *y, const T 
   }
 }
 
-extern "C" __global__ void lrn_across_gradient(const T *x, const T *y, const T *scale, const T *dy, T *dx, i64 n,
+extern "C" __global__ void lrn_across_gradient(const D *x, const D *y, const D *scale, const D *dy, D *dx, i64 n,
                                                i64 channels, i64 positions, i64 run, int half, T factor, T beta) {
   i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (t >= n) return;
@@ -134,11 +134,11 @@ extern "C" __global__ void lrn_across_gradient(const T *x, const T *y, const T *
 }
 
 // For windows that no thread can keep: the ratios of the n elements from `first` on, then their gradient.
-extern "C" __global__ void lrn_ratios(const T *y, const T *scale, const T *dy, T *ratios, i64 first, i64 n) {
+extern "C" __global__ void lrn_ratios(const D *y, const D *scale, const D *dy, D *ratios, i64 first, i64 n) {
   map3(y + first, scale + first, dy + first, ratios, n, [](T v, T s, T g) { return g * v / s; });
 }
 
-extern "C" __global__ void lrn_wide_gradient(const T *x, const T *scale, const T *dy, T *dx, const T *ratios, i64 first,
+extern "C" __global__ void lrn_wide_gradient(const D *x, const D *scale, const D *dy, D *dx, const D *ratios, i64 first,
                                              i64 n, i64 channels, i64 positions, int half, T factor, T beta) {
   FOR(i, n) {
     i64 c = i / positions % channels, at = first + i;
@@ -167,7 +167,7 @@ struct Square {
   __device__ __forceinline__ T count() const { return (T)((i64)down.size * along.size); }
 };
 
-extern "C" __global__ void lrn_within(const T *x, T *y, T *scale, i64 n, int height, int width, int half, T alpha,
+extern "C" __global__ void lrn_within(const D *x, D *y, D *scale, i64 n, int height, int width, int half, T alpha,
                                       T beta) {
   FOR(i, n) {
     Square square(i, height, width, half);
@@ -184,7 +184,7 @@ extern "C" __global__ void lrn_within(const T *x, T *y, T *scale, i64 n, int hei
 }
 
 // The ratios of the n elements of whole planes from `first` on, then their gradient.
-extern "C" __global__ void lrn_within_ratios(const T *y, const T *scale, const T *dy, T *ratios, i64 first, i64 n,
+extern "C" __global__ void lrn_within_ratios(const D *y, const D *scale, const D *dy, D *ratios, i64 first, i64 n,
                                              int height, int width, int half) {
   FOR(i, n) {
     i64 at = first + i;
@@ -192,7 +192,7 @@ extern "C" __global__ void lrn_within_ratios(const T *y, const T *scale, const T
   }
 }
 
-extern "C" __global__ void lrn_within_gradient(const T *x, const T *scale, const T *dy, T *dx, const T *ratios,
+extern "C" __global__ void lrn_within_gradient(const D *x, const D *scale, const D *dy, D *dx, const D *ratios,
                                                i64 first, i64 n, int height, int width, int half, T factor, T beta) {
   FOR(i, n) {
     Square square(i, height, width, half);

@@ -48,7 +48,7 @@ template <int W, class P> __device__ __forceinline__ void each_lot(int count, P 
 }
 
 template <int HALF, int W>
-__device__ __forceinline__ void normalise(const T *x, T *y, T *scale, int count, int channels, int half, T k, T factor,
+__device__ __forceinline__ void normalise(const D *x, D *y, D *scale, int count, int channels, int half, T k, T factor,
                                           T beta, T *tile) {
   Lot<W> values[TILE / BLOCK / W];
   each_lot<W>(count, [&](int i, int at) { values[i] = load<W>(x, at); });
@@ -72,7 +72,7 @@ __device__ __forceinline__ void normalise(const T *x, T *y, T *scale, int count,
 }
 
 template <int HALF, int W>
-__device__ __forceinline__ void gradient(const T *x, const T *y, const T *scale, const T *dy, T *dx, int count,
+__device__ __forceinline__ void gradient(const D *x, const D *y, const D *scale, const D *dy, D *dx, int count,
                                          int channels, int half, T factor, T beta, T *tile) {
   Lot<W> values[TILE / BLOCK / W], leads[TILE / BLOCK / W];
   each_lot<W>(count, [&](int i, int at) {
@@ -102,9 +102,9 @@ __device__ __forceinline__ void gradient(const T *x, const T *y, const T *scale,
   else f<ANY, 1> arguments
 
 // Blocks of BLOCK threads; n elements, of which a block takes `part`, which are whole rows.
-extern "C" __global__ void lrn_last(const T *x, T *y, T *scale, i64 n, int channels, int part, int half, T k, T factor,
+extern "C" __global__ void lrn_last(const D *x, D *y, D *scale, i64 n, int channels, int part, int half, T k, T factor,
                                     T beta) {
-  __shared__ Pack tile[TILE / PACK];
+  __shared__ Lot<4> tile[TILE / 4];
   i64 first = (i64)blockIdx.x * part;
   int count = (int)(n - first < part ? n - first : part);
   x += first;
@@ -115,9 +115,9 @@ extern "C" __global__ void lrn_last(const T *x, T *y, T *scale, i64 n, int chann
 }
 
 // dx may be dy.
-extern "C" __global__ void lrn_last_gradient(const T *x, const T *y, const T *scale, const T *dy, T *dx, i64 n,
+extern "C" __global__ void lrn_last_gradient(const D *x, const D *y, const D *scale, const D *dy, D *dx, i64 n,
                                              int channels, int part, int half, T factor, T beta) {
-  __shared__ Pack tile[TILE / PACK];
+  __shared__ Lot<4> tile[TILE / 4];
   i64 first = (i64)blockIdx.x * part;
   int count = (int)(n - first < part ? n - first : part);
   x += first;

@@ -52,9 +52,9 @@ __device__ __forceinline__ void update(const Table &table, int count, int chunk,
   int n = (int)part.n, packs = packed ? n / PACK : 0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < packs; i += blockDim.x) {
-    Pack d = ((const Pack *)diff)[i], v = ((const Pack *)data)[i], h[H];
+    Lot<PACK> d = load<PACK>(diff, i * PACK), v = load<PACK>(data, i * PACK), h[H];
 #pragma unroll
-    for (int k = 0; k < H; k++) h[k] = ((const Pack *)history[k])[i];
+    for (int k = 0; k < H; k++) h[k] = load<PACK>(history[k], i * PACK);
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
       T past[H];
@@ -64,9 +64,9 @@ __device__ __forceinline__ void update(const Table &table, int count, int chunk,
 #pragma unroll
       for (int k = 0; k < H; k++) h[k].at[j] = past[k];
     }
-    ((Pack *)data)[i] = v;
+    store<PACK>(data, i * PACK, v);
 #pragma unroll
-    for (int k = 0; k < H; k++) ((Pack *)history[k])[i] = h[k];
+    for (int k = 0; k < H; k++) store<PACK>(history[k], i * PACK, h[k]);
   }
 #pragma unroll 1
   for (int i = packs * PACK + threadIdx.x; i < n; i += blockDim.x) {
@@ -149,7 +149,7 @@ extern "C" __global__ void sumsq(Table table, int count, int chunk, double *part
   int n = (int)part.n, packs = aligned(x) ? n / PACK : 0;
   double total = 0;
   for (int i = threadIdx.x; i < packs; i += blockDim.x) {
-    Pack a = ((const Pack *)x)[i];
+    Lot<PACK> a = load<PACK>(x, i * PACK);
 #pragma unroll
     for (int j = 0; j < PACK; j++) total += (double)a.at[j] * (double)a.at[j];
   }
