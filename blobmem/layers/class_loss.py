@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from blobmem.errors import NetError
-from blobmem.layers.base import EXACT, NET, register_layer
+from blobmem.layers.base import register_layer
 from blobmem.layers.loss import Loss, around, rows
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -77,7 +77,6 @@ class InfogainLoss(Loss):
     type = "InfogainLoss"
     bottoms = (2, 3)
     tops = (1, 2)
-    top_kinds = (EXACT, NET)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().setup(bottom, top)
@@ -110,7 +109,7 @@ class InfogainLoss(Loss):
                 raise self.error("source", wanted, f"{self.matrix.size}, of shape {self.matrix.shape}")
             self.internal_blob("infogain", self.square, self.context.exact)
         top[0].reshape()
-        prob = self.internal_blob("prob", bottom[0].shape)
+        prob = self.internal_blob("prob", bottom[0].shape, self.context.exact)
         if len(top) > 1:
             top[1].reshape_like(bottom[0])
             top[1].share_data(prob)

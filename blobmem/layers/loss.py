@@ -84,7 +84,6 @@ class SoftmaxWithLoss(Loss):
 
     type = "SoftmaxWithLoss"
     tops = (1, 2)
-    top_kinds = (EXACT, NET)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().setup(bottom, top)
@@ -95,7 +94,7 @@ class SoftmaxWithLoss(Loss):
         outer, _, inner = self.folded = around(bottom[0], axis)
         self.labels = self.label_shape(bottom, outer, inner)
         top[0].reshape()
-        prob = self.internal_blob("prob", bottom[0].shape)
+        prob = self.internal_blob("prob", bottom[0].shape, self.context.exact)
         if len(top) > 1:
             top[1].reshape_like(bottom[0])
             top[1].share_data(prob)

@@ -60,7 +60,7 @@ extern "C" __global__ void multinomial_gradient(const D *prob, const T *label, c
 }
 
 // prob = softmax of x, and the sum of -gain[label] . log prob.
-extern "C" __global__ void infogain_loss(const D *x, const T *label, const T *gain, D *prob, T *loss, double *parts,
+extern "C" __global__ void infogain_loss(const D *x, const T *label, const T *gain, T *prob, T *loss, double *parts,
                                          i64 positions, int classes, i64 inner, int slices, T ignore, double least,
                                          double divisor, i64 *fault, i64 code) {
   __shared__ T shared[THREADS];
@@ -92,7 +92,7 @@ extern "C" __global__ void gain_sums(const T *gain, double *sums, int classes) {
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void infogain_gradient(const D *prob, const T *label, const T *gain, const T *dloss, D *dx,
+extern "C" __global__ void infogain_gradient(const T *prob, const T *label, const T *gain, const T *dloss, D *dx,
                                              const double *row_sums, const double *parts, int counts, i64 positions,
                                              int classes, i64 inner, int slices, T ignore, double divisor, i64 *fault,
                                              i64 code) {

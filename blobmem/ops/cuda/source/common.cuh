@@ -1,7 +1,8 @@
 // What every kernel source shares; nothing here includes another header. D is what arrays of the net's numbers are made
-// of, T what is reckoned with: both float, or double where DOUBLE is defined. Of a net in half precision (FLOAT16, BFLOAT16) D
-// is two bytes, made a float when it is read and rounded to the nearest, ties to even, when it is written; T is float, and
-// so are arrays of statistics, labels, indices and losses. (T must not be a macro: the compiler's own headers use it.)
+// of, T what is reckoned with: both float, or double where DOUBLE is defined. Of a net in half precision (FLOAT16, BFLOAT16)
+// D is two bytes, made a float when it is read and rounded to the nearest, ties to even, when it is written (HALVES is then
+// defined); T is float, and so are arrays of statistics, labels, indices and losses. (T must not be a macro: the compiler's
+// own headers use it.)
 
 typedef long long i64;
 typedef unsigned char u8;
@@ -10,6 +11,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #if defined(FLOAT16) || defined(BFLOAT16)
+#define HALVES
 typedef float T;
 
 #if defined(BFLOAT16)  // the upper half of a float
@@ -67,7 +69,7 @@ template <int W> struct __align__(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Lot {
 template <int W> __device__ __forceinline__ Lot<W> load(const T *x, i64 at) { return *(const Lot<W> *)(x + at); }
 template <int W> __device__ __forceinline__ void store(T *x, i64 at, Lot<W> lot) { *(Lot<W> *)(x + at) = lot; }
 
-#if defined(FLOAT16) || defined(BFLOAT16)
+#ifdef HALVES
 template <int W> struct __align__(W * sizeof(D)) Closed { D at[W]; };
 
 template <int W> __device__ __forceinline__ Lot<W> load(const D *x, i64 at) {

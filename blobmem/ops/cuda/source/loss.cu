@@ -21,7 +21,7 @@ extern "C" __global__ void softmax_gradient(const D *y, const D *dy, D *dx, i64 
 }
 
 // prob = softmax of x, and the sum of -log prob[label].
-extern "C" __global__ void softmax_loss(const D *x, const T *label, D *prob, T *loss, double *parts, i64 positions,
+extern "C" __global__ void softmax_loss(const D *x, const T *label, T *prob, T *loss, double *parts, i64 positions,
                                         int classes, i64 inner, int slices, T ignore, double least, double divisor,
                                         i64 *fault, i64 code) {
   __shared__ T shared[THREADS];
@@ -50,7 +50,7 @@ extern "C" __global__ void count_labels(const T *label, double *parts, i64 n, in
   if (threadIdx.x == 0) parts[blockIdx.x] = count;
 }
 
-extern "C" __global__ void softmax_loss_gradient(const D *prob, const T *label, const T *dloss, D *dx,
+extern "C" __global__ void softmax_loss_gradient(const T *prob, const T *label, const T *dloss, D *dx,
                                                  const double *parts, int counts, i64 positions, int classes, i64 inner,
                                                  int slices, T ignore, double divisor, i64 *fault, i64 code) {
   __shared__ double sums[32];

@@ -43,7 +43,8 @@ template <class A> __device__ __forceinline__ A strip_max(A value, A *shared, in
 }
 
 // y = softmax of x in the row at `row`, within `strips`; y may be x.
-__device__ __forceinline__ void softmax_strip(const D *x, D *y, bool inside, i64 row, int classes, i64 inner, int slice,
+template <class Y>
+__device__ __forceinline__ void softmax_strip(const D *x, Y *y, bool inside, i64 row, int classes, i64 inner, int slice,
                                               int slices, T *shared) {
   if (!inside) classes = 0;
   T most = inside ? x[row] : (T)0;
