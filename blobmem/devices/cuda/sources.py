@@ -23,7 +23,8 @@ DEFINES = {"float32": [], "float64": ["DOUBLE"], "float16": ["FLOAT16"], "bfloat
 DIMS = 8  # of `Dims` in common.cuh
 TABLE = 500  # of `Table` in update.cu
 
-_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
+_BOUNDS = r"__launch_bounds__\([^()]*(?:\([^()]*\)[^()]*)?\)\s*"
+_KERNEL = re.compile(rf'extern\s+"C"\s+__global__\s+void\s+(?:{_BOUNDS})?(\w+)\s*\(([^)]*)\)')
 _FORMATS = {
     "i64": "q", "int": "i", "unsigned": "I", "float": "f", "double": "d",
     "Dims": f"0q{8 * DIMS}s", "Table": f"0q{8 * TABLE}s",  # on an address that an i64 could have

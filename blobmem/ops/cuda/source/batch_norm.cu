@@ -147,7 +147,7 @@ struct Normalize {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     forward_map(const D *x, D *y, D *xhat, const void *factors, const D *gamma, const D *beta, i64 n, i64 channels,
                 i64 inner, int relu) {
   Normalize map = {x, y, xhat, (const Factors *)factors, {gamma, beta, relu}};
@@ -171,7 +171,7 @@ struct NormalizeSum {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { one.template store<W>(i, v); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     forward_sum_map(const D *x, const D *b, D *y, D *xhat, const void *factors, const D *gamma, const D *beta, i64 n,
                     i64 channels, i64 inner, T slope) {
   NormalizeSum map = {{x, y, xhat, (const Factors *)factors, {gamma, beta, 0}}, b, slope};
@@ -200,7 +200,7 @@ struct Running {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lot<W> &v) const { ::store<W>(y, i, v); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     batch_norm_inference(const D *x, D *y, const T *mean, const T *var, const T *factor, const D *gamma, const D *beta,
                          i64 n, i64 channels, i64 inner, double eps, int relu) {
   Running map = {x, gamma, beta, mean, var, y, factor[0] != 0 ? 1 / factor[0] : (T)0, (T)eps, relu};

@@ -104,7 +104,7 @@ __device__ __forceinline__ void column_sums(const D *xhat, const D *dy, Backward
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     backward_sums_columns(const D *xhat, const D *dy, const T *inv_std, const D *gamma, const D *beta, D *dgamma,
                           D *dbeta, double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits,
                           int relu, int accumulate, int width) {
@@ -144,7 +144,7 @@ struct Gradient {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { ::store<W>(dx, i, v.a); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     backward_map(const D *xhat, const D *dy, D *dx, const void *factors, const D *gamma, const D *beta, i64 n,
                  i64 channels, i64 inner, int relu) {
   Gradient map = {xhat, dy, dx, (const Factors *)factors, {gamma, beta, relu}};

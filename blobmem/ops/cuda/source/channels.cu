@@ -55,12 +55,14 @@ struct Totals {
   }
   // To its channel, if it is the whole of it, else to its place among the parts.
   __device__ __forceinline__ void put(double sum, i64 c, i64 s, i64 splits, double *parts) const {
-    if (splits > 1)
+    if (splits > 1) {
       parts[c * splits + s] = sum;
-    else if (exact)
-      put_to((T *)total + c, sum);
-    else
-      put_to((D *)total + c, sum);
+      return;
+    }
+#ifdef HALVES
+    if (exact) return put_to((T *)total + c, sum);
+#endif
+    put_to((D *)total + c, sum);
   }
 };
 

@@ -54,6 +54,14 @@ typedef float T;
 typedef float D;
 #endif
 
+// How many blocks a multiprocessor should have at a time, of a kernel that with so many of floats uses all registers: a pack
+// of halves is twice as many numbers.
+#ifdef HALVES
+#define CROWD(blocks) ((blocks) / 2)
+#else
+#define CROWD(blocks) (blocks)
+#endif
+
 struct Dims { i64 at[8]; };  // up to eight numbers by value: shapes, strides, offsets
 
 // The elements this thread looks after, of n, all of the grid together.

@@ -201,13 +201,13 @@ __device__ __forceinline__ void average_gather(const D *dy, D *dx, i64 images, c
   gather<N, S, W, Lot<W>>(dx, images, s, get, add);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 6)
+extern "C" __global__ void __launch_bounds__(256, CROWD(6))
     largest_gradient_1_2(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_MASK((dy, mask, dx, images, s), largest_gather, 1, 2);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(256, CROWD(3))
     largest_gradient_2_2(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_MASK((dy, mask, dx, images, s), largest_gather, 2, 2);
