@@ -29,9 +29,12 @@ MEMORY = ("caffenet", 64, 50)
 ROOT = Path(__file__).parents[1]
 
 
-def images(shape: tuple[int, ...], classes: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def images(
+    shape: tuple[int, ...], classes: int, batch: int, out: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random images, in `out` if given, and labels, float32."""
     rng = np.random.default_rng(0)
-    return rng.random((batch, *shape), np.float32), rng.integers(0, classes, batch).astype(np.float32)
+    return rng.random((batch, *shape), np.float32, out), rng.integers(0, classes, batch).astype(np.float32)
 
 
 def timed(forward: Callable[[], Any], both: Callable[[], Any], repeats: int) -> dict[str, float]:

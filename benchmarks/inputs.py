@@ -51,7 +51,6 @@ def solver_of(net: Any, tests: bool = False, **options: Any) -> Any:
 def fill(net: Any, classes: int) -> None:
     """Give a net's inputs their images, and labels if it takes any. Once: its device keeps them."""
     batch, *shape = net.blobs["data"].shape
-    data, labels = images(tuple(shape), classes, batch)
-    net.blobs["data"].data[...] = data
+    _, labels = images(tuple(shape), classes, batch, net.blobs["data"].data)  # in place: no second one in a peak
     if "label" in net.inputs:
         net.blobs["label"].data[...] = labels

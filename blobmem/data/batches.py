@@ -138,7 +138,8 @@ class BatchLoader:
         # imported late: `import blobmem` must not wait for the compiler
         from blobmem.data.plain import Placer
 
-        words = random_array(seed, self._name, position, len(data) if self.transformer.random else 0)
+        random = self.transformer.random
+        words = random_array(seed, self._name, position, len(data)) if random else np.empty((0, 4), np.uint64)
         placer = Placer(self.transformer, data, cuts, words)
         # what is wrong comes again, and is told, when the record is read by itself
         with contextlib.suppress(NetError):

@@ -20,8 +20,8 @@ from blobmem.layers.base import EXACT, NET
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, read, write
 
-_UNIT_BYTES = 2**20
-_MOST_TOGETHER = 32  # more batches in a unit save nothing worth having
+_UNIT_BYTES = 2**22
+_MOST_TOGETHER = 64  # more batches in a unit save nothing worth having
 
 
 class ImageBatches(Batched):

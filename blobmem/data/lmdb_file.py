@@ -23,8 +23,11 @@ from __future__ import annotations
 import os
 import struct
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from blobmem.data.datum import RecordError
 from blobmem.errors import NetError
@@ -44,8 +47,9 @@ _LEAST_RECORD = 10  # bytes: an offset and a node
 _DUPLICATES = 4
 
 _HAS_PREAD = hasattr(os, "pread")
-_AHEAD_BYTES = 2**20  # read together, at most, where leaves follow one another, as in databases of small records
-_FASTER = 8  # times as much is read each time while that goes on
+_AHEAD_BYTES = 2**21  # read together, at most, where the next leaves lie near each other, as with small records
+_FASTER = 8  # times as much is read each time
+_NEAR = 3  # times as many pages as there are leaves among them: writers fill gaps that older pages have left
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +163,25 @@ class LmdbFile:
         """The leaves that were read last, unchecked: their bytes, the size of each, and the first one's number."""
         return self._window, self.page_size, self._window_page
 
-    def page(self, number: int, kind: int) -> bytes:
-        """A page of that kind, BRANCH or LEAF, with its number, kind and the bounds of its offsets checked."""
+    def has(self, number: int) -> bool:
+        """Whether that page is among those that were read last."""
+        return 0 <= number - self._window_page < len(self._window) // self.page_size
+
+    def page(self, number: int, kind: int, ahead: Sequence[int] | np.ndarray = ()) -> bytes:
+        """A page of that kind, BRANCH or LEAF, with its number, kind and the bounds of its offsets checked.
+
+        A leaf is read together with those that come next, `ahead`.
+        """
         if number > self._last_page:
             raise self.damaged(f"it refers to page {number} of {self._last_page + 1}")
         size = self.page_size
-        index = number - self._window_page
-        if 0 <= index < len(self._window) // size:
-            page = self._window[index * size : (index + 1) * size]
-        elif kind == BRANCH:  # apart: the leaves around it go on being read together
+        if not self.has(number) and kind == BRANCH:  # apart: the leaves that were read together stay
             page = self._read_pages(number, 1)
         else:
-            self._read_ahead(number)
-            page = self._window[:size]
+            if not self.has(number):
+                self._read_ahead(number, ahead)
+            index = number - self._window_page
+            page = self._window[index * size : (index + 1) * size]
         found, _, flags, lower, upper = HEADER.unpack_from(page)
         if found != number or flags & (BRANCH | LEAF | OVERFLOW | META) != kind:
             raise self.damaged(f"page {number} is not what it should be")
@@ -179,20 +189,24 @@ class LmdbFile:
             raise self.damaged(f"the header of page {number} is wrong")
         return page
 
-    def _read_ahead(self, number: int) -> None:
-        """Read leaves from that page on: the more, the longer they have been following one another."""
-        held = len(self._window) // self.page_size
-        follows = 0 <= number - self._window_page - held <= 1  # a branch may lie between
-        count = min(_FASTER * held, self.most_together) if follows else 1
+    def _read_ahead(self, number: int, ahead: Sequence[int] | np.ndarray) -> None:
+        """Read a leaf, and those of the next ones that lie near it: the more, the more have been read."""
+        most = min(max(1, _FASTER * len(self._window) // self.page_size), self.most_together)
+        numbers = np.array([number, *ahead[:most]], np.int64)
+        first, last = np.minimum.accumulate(numbers), np.maximum.accumulate(numbers)
+        pages = last - first + 1
+        near = pages <= np.minimum(_NEAR * np.arange(1, len(numbers) + 1), most)
+        end = int(np.flatnonzero(near & (last <= self._last_page))[-1])
         self._window = b""  # not the old pages and the new ones at once
-        self._window_page = number
-        self._window = self._read_pages(number, min(max(count, 1), self._last_page + 1 - number))
+        self._window_page = int(first[end])
+        self._window = self._read_pages(self._window_page, int(pages[end]), number)
 
-    def _read_pages(self, number: int, count: int) -> bytes:
-        """So many pages, or the first of them if the file ends too soon."""
-        pages = self._read_at(number * self.page_size, count * self.page_size)
-        if len(pages) < self.page_size:
-            raise self.damaged(f"it has been cut short since it was opened, before page {number}")
+    def _read_pages(self, first: int, count: int, wanted: int | None = None) -> bytes:
+        """So many pages, or if the file ends too soon as many as there are, the `wanted` one (the first) among them."""
+        pages = self._read_at(first * self.page_size, count * self.page_size)
+        wanted = first if wanted is None else wanted
+        if len(pages) < (wanted - first + 1) * self.page_size:
+            raise self.damaged(f"it has been cut short since it was opened, before page {wanted}")
         return pages
 
     def overflow(self, number: int, size: int) -> bytes:

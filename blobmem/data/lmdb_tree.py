@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from blobmem.data.datum import RecordError
 from blobmem.data.lmdb_file import BRANCH, HEADER, LEAF, LmdbFile
+from blobmem.errors import NetError
 
 if TYPE_CHECKING:
     from blobmem.data.plain import Placer
@@ -17,7 +21,7 @@ Item = tuple[bytes, bytes | RecordError]
 
 _NODE = struct.Struct("<HHHH")
 _NUMBER = struct.Struct("<Q")
-_CHILD = 2**48 - 1  # the bits of a branch's node that are the child's number; the key's size is above
+_CHILD = np.uint64(2**48 - 1)  # the bits of a branch's node that are the child's number; the key's size is above
 _BIG = 1
 _LONGEST_KEY = 511  # bytes, as LMDB is built
 
@@ -32,8 +36,14 @@ class Leaves:
 
     def __init__(self, file: LmdbFile) -> None:
         self._file = file
-        # on each level the pages yet to visit, in reverse order
-        self._path: list[list[int]] = [[file.root]] if file.entries else []
+        # on each level above the lowest branches the pages yet to visit, in reverse order
+        self._path: list[list[int]] = []
+        self._line = np.empty(0, np.int64)  # leaves of the branches that have been read; the present one is before _at
+        self._at = 0
+        if file.entries and file.depth > 1:
+            self._path.append([file.root])
+        elif file.entries:
+            self._line = np.array([file.root])
         self._page = b""
         self._number = 0
         self._offsets: tuple[int, ...] = ()
@@ -42,36 +52,58 @@ class Leaves:
 
     def advance(self) -> bool:
         """Go to the next leaf; False at the end. Raises NetError where the tree is damaged."""
+        if self._at == len(self._line) and not self._next_branch():
+            return False
+        self._go_on(1, self.count)
+        return True
+
+    def _go_on(self, leaves: int, records: int) -> None:
+        """Go on by so many leaves, to one that has so many records before it from `first` on."""
+        self._at += leaves
+        self.first += records
+        self._number = int(self._line[self._at - 1])
+        if not self._file.has(self._number):
+            with contextlib.suppress(NetError):  # told when the walk comes there
+                while len(self._ahead()) < self._file.most_together and self._next_branch():
+                    pass
+        self._page = self._file.page(self._number, LEAF, self._ahead())
+        self._offsets = _offsets(self._page)
+        self.count = len(self._offsets)
+        if not self.count:  # of such ones, branches that share children could have a walk without end
+            raise self._file.damaged(f"leaf page {self._number} has no records")
+        if self.first + self.count > self._file.entries:
+            raise self._file.damaged(f"it has more than its {self._file.entries} records")
+
+    def _next_branch(self) -> bool:
+        """Have the leaves of the next branch in line, too; False at the end. NetError, and all is as before, if it is
+        damaged."""
         while self._path and not self._path[-1]:
             self._path.pop()
         if not self._path:
             return False
-        while len(self._path) < self._file.depth:
-            self._path.append(self._children(self._path[-1].pop())[::-1])
-        self.first += self.count
-        self._enter(self._path[-1].pop())
+        while len(self._path) < self._file.depth - 1:
+            children = self._children(self._path[-1][-1])
+            self._path[-1].pop()
+            self._path.append(children[::-1].tolist())
+        children = self._children(self._path[-1][-1])
+        self._path[-1].pop()
+        passed = max(0, self._at - 1)
+        self._line, self._at = np.concatenate([self._line[passed:], children]), self._at - passed
         return True
 
-    def _enter(self, number: int) -> None:
-        """Be at that leaf, whose first record is `first`."""
-        self._number = number
-        self._page = self._file.page(number, LEAF)
-        self._offsets = _offsets(self._page)
-        self.count = len(self._offsets)
-        if not self.count:  # of such ones, branches that share children could have a walk without end
-            raise self._file.damaged(f"leaf page {number} has no records")
-        if self.first + self.count > self._file.entries:
-            raise self._file.damaged(f"it has more than its {self._file.entries} records")
+    def _ahead(self) -> np.ndarray:
+        """The next leaves, as many of those in line as may have been read together."""
+        return self._line[self._at : self._at + self._file.most_together]
 
-    def _children(self, number: int) -> list[int]:
+    def _children(self, number: int) -> np.ndarray:
         page = self._file.page(number, BRANCH)
-        offsets = _offsets(page)
-        if not offsets:
+        offsets = np.array(_offsets(page))
+        if not len(offsets):
             raise self._file.damaged(f"branch page {number} has no children")
-        if max(offsets) + _NODE.size > len(page):
+        if offsets.max() + _NODE.size > len(page):
             raise self._file.damaged(f"page {number} has a node beyond its end")
-        node = _NUMBER.unpack_from
-        return [node(page, offset)[0] & _CHILD for offset in offsets]
+        nodes = np.frombuffer(page, np.uint8)[offsets[:, np.newaxis] + np.arange(_NODE.size)]
+        return (nodes.view("<u8")[:, 0] & _CHILD).astype(np.int64)
 
     def records(self, start: int) -> Iterator[Item]:
         """Key and value of this leaf's records from its record `start` on; for a damaged value an error."""
@@ -100,8 +132,8 @@ class Leaves:
 
         Ends before a value that is not plain, or whose leaf has to be read or is damaged.
         """
-        ahead = self._ahead()
-        swept = placer.place_leaves(*self._file.window, [self._number, *ahead], start, self._file.entries - self.first)
+        leaves = self._line[self._at - 1 : self._at + self._file.most_together]
+        swept = placer.place_leaves(*self._file.window, leaves, start, self._file.entries - self.first)
         if swept.leaf:
             self._go_on(swept.leaf, swept.before)
         return swept.taken
@@ -112,17 +144,6 @@ class Leaves:
         skipped, before = placer.skip_leaves(*self._file.window, self._ahead(), index - end)
         if skipped:
             self._go_on(skipped, self.count + before)
-
-    def _ahead(self) -> list[int]:
-        """The next leaves, of those that hang on the same branch, as many as may have been read together."""
-        return self._path[-1][: -self._file.most_together - 1 : -1]
-
-    def _go_on(self, leaves: int, records: int) -> None:
-        """Go on by so many leaves, to one that has so many records before it from `first` on."""
-        number = self._path[-1][-leaves]
-        del self._path[-1][-leaves:]
-        self.first += records
-        self._enter(number)
 
     def _big_value(self, number: int, size: int) -> bytes | RecordError:
         try:

@@ -6,7 +6,6 @@ that they work for. Whatever is not plain (a compressed image, floats, another s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -217,30 +216,27 @@ class Placer:
         return placed
 
     def place_leaves(
-        self, block: bytes, page_size: int, first: int, numbers: Sequence[int], start: int, most: int
+        self, block: bytes, page_size: int, first: int, numbers: np.ndarray, start: int, most: int
     ) -> Swept:
         """Fill the next items with the values of leaf pages, up to the first that is not plain and on its page.
 
         Args:
             block: pages of the file, from page `first` on.
-            numbers: of the leaves, in their order; the first one that is not in the block, or not as it should be,
-                ends this, too.
+            numbers: of the leaves, in their order, int64; the first one that is not in the block, or not as it should
+                be, ends this, too.
             start: the record of the first leaf to begin with.
             most: records that the leaves may have.
         """
         pages = np.frombuffer(block, np.uint8)
-        listed = np.array(numbers, np.int64)
-        swept = Swept(*_place_leaves(pages, page_size, first, listed, start, most, self.done, self._batch))
+        swept = Swept(*_place_leaves(pages, page_size, first, numbers, start, most, self.done, self._batch))
         self.done += swept.taken
         return swept
 
     @staticmethod
-    def skip_leaves(block: bytes, page_size: int, first: int, numbers: Sequence[int], most: int) -> tuple[int, int]:
+    def skip_leaves(block: bytes, page_size: int, first: int, numbers: np.ndarray, most: int) -> tuple[int, int]:
         """How many leaves have no more than so many records together, and the records of all but the last of them.
 
         The arguments are as for `place_leaves`.
         """
-        skipped, before = _skip_leaves(
-            np.frombuffer(block, np.uint8), page_size, first, np.array(numbers, np.int64), most
-        )
+        skipped, before = _skip_leaves(np.frombuffer(block, np.uint8), page_size, first, numbers, most)
         return skipped, before

@@ -37,22 +37,21 @@ class LRN(Layer):
         if bottom[0].num_axes != 4:
             raise self.error("bottom", "4 axes (batch, channels, height, width)", bottom[0].describe())
         top[0].reshape_like(bottom[0])
-        self.internal_blob("scale", bottom[0].shape)
         if top[0] is bottom[0]:
             self.internal_blob("bottom", bottom[0].shape)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         op = "lrn_within_forward" if self.within else "lrn_forward"
-        saved = overwrite(self.internal["scale"]) if self.keeps_state else None
         if "bottom" in self.internal:
             yield call("copy", read(bottom[0]), overwrite(self.internal["bottom"]))
         x = self.internal.get("bottom", bottom[0])
-        yield call(op, read(x), overwrite(top[0]), saved, **self.attributes)
+        yield call(op, read(x), overwrite(top[0]), **self.attributes)
 
     def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
         if propagate_down[0]:
             x = self.internal.get("bottom", bottom[0])
-            yield call(
-                "lrn_within_backward" if self.within else "lrn_backward", read(x), read(top[0]),
-                read(self.internal["scale"]), read_diff(top[0]), overwrite_diff(bottom[0]), **self.attributes,
-            )  # fmt: skip
+            gradients = read_diff(top[0]), overwrite_diff(bottom[0])
+            if self.within:  # its powers take the host too long to make the top anew
+                yield call("lrn_within_backward", read(x), read(top[0]), *gradients, **self.attributes)
+            else:
+                yield call("lrn_backward", read(x), *gradients, **self.attributes)

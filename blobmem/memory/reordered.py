@@ -5,9 +5,11 @@ The memory knows (`SyncedMemory.reordered`) and turns them back before anybody e
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 from blobmem.devices.base import Stream
@@ -22,6 +24,23 @@ Form = tuple[int, int, int, Any]
 Turn = Callable[[Any, int, int, Form, bool], None]
 """turn(device, source, target, form, back) queues, on the thread's compute stream, the copy of an array from one
 address to another, its channels made last or, `back`, second again."""
+
+_of_thread = threading.local()
+
+
+@contextlib.contextmanager
+def turned_later(memories: Container[SyncedMemory]) -> Iterator[list[tuple[Any, ...]]]:
+    """Meanwhile this thread's accesses do not turn bytes of these memories: whoever asks for it does, in this order.
+
+    Gives a list of what is to be called, each time a Turn and its arguments.
+    """
+    turns: list[tuple[Any, ...]] = []
+    before = getattr(_of_thread, "later", None)
+    _of_thread.later = memories, turns
+    try:
+        yield turns
+    finally:
+        _of_thread.later = before
 
 
 class State(enum.Enum):
@@ -143,7 +162,12 @@ class Reordered:
 
     def _copy(self, source: int, target: int, form: Form, back: bool) -> None:
         device = self.array.device
-        if device.compute:
+        if not device.compute:
+            return
+        later = getattr(_of_thread, "later", None)
+        if later is not None and self._memory() in later[0]:
+            later[1].append((self._turn, device, source, target, form, back))
+        else:
             self._turn(device, source, target, form, back)
 
     def _become(self, state: State, form: Form, start: int, stop: int) -> None:

@@ -3,6 +3,9 @@
 What a replay does to the states of memories is what the steps would have done. Each step accesses what it uses when it
 runs; where no memory's epoch has moved since, none of these accesses would change anything, and where some have, those
 accesses are repeated, in order, before the replay.
+
+An access may turn an array over, to channels last or back. What the steps before one of them leave is turned within the
+graph, if it is all that they leave there: the same then happens in every run. What comes from outside is turned before.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from blobmem.devices import Device, Stream
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import moves
+from blobmem.memory.reordered import turned_later
 from blobmem.memory.slot import Slot
 from blobmem.ops.call import Operand
 from blobmem.ops.host.random import Draws
@@ -59,33 +63,70 @@ def _runs(program: Iterable[Step]) -> Iterable[list[Step]]:
     run: list[Step] = []
     seen: dict[SyncedMemory, _Lying] = {}
     for step in program:
-        turns = any(not seen[view.memory].allows(operand) for operand, view in _uses(step) if view.memory in seen)
-        if run and (turns or step.eager or run[-1].eager):
+        if run and (step.eager or run[-1].eager or not _allow(seen, step)):
             yield run
             run, seen = [], {}
         run.append(step)
-        for operand, view in _uses(step):
-            seen.setdefault(view.memory, _Lying(operand.form, set())).places.add((view.offset, view.nbytes))
+        _add(seen, step)
     if run:
         yield run
 
 
-def _uses(step: Step) -> list[tuple[Operand, View]]:
-    return [(bound.operand, bound.operand.view) for bound in step.order]
+def _allow(seen: dict[SyncedMemory, _Lying], step: Step) -> bool:
+    """Whether a graph of steps that have `seen` memories so may have this one, too."""
+    uses = [(bound.operand, bound.operand.view) for bound in step.order]
+    return all(seen[view.memory].allows(operand, view) for operand, view in uses if view.memory in seen)
 
 
-class _Lying(NamedTuple):
-    """How the steps of a run have a memory: in which order, and which of its bytes."""
+def _add(seen: dict[SyncedMemory, _Lying], step: Step) -> None:
+    for bound in step.order:
+        operand, view = bound.operand, bound.operand.view
+        seen.setdefault(view.memory, _Lying(operand)).add(operand, view)
 
-    form: Any
-    places: set[tuple[int, int]]
 
-    def allows(self, operand: Operand) -> bool:
-        """Whether another access turns nothing: accesses for a run come before it, so that none may bring an array into
-        another order than an earlier step leaves or finds it."""
-        view = operand.view
+def _turned_within(steps: Iterable[Step]) -> list[set[SyncedMemory]] | None:
+    """For each step the memories whose bytes the graph turns before it; None if the steps are none for one graph."""
+    seen: dict[SyncedMemory, _Lying] = {}
+    result = []
+    for step in steps:
+        if not _allow(seen, step):
+            return None
+        result.append({memory for bound in step.order if (memory := bound.operand.memory) in seen})
+        _add(seen, step)
+    turned = {memory for memory, lying in seen.items() if lying.turned}
+    return [memories & turned for memories in result]
+
+
+class _Lying:
+    """How the steps of a run have a memory: in which order, and which of its bytes.
+
+    Attributes:
+        replaced: all that they use of it, if the first of them replaced that.
+        turned: they have it in more than one order.
+    """
+
+    __slots__ = ("_form", "_places", "replaced", "turned")
+
+    def __init__(self, first: Operand) -> None:
+        view = first.view
+        self._form, self.turned = first.form, False
+        self._places: set[tuple[int, int]] = set()
+        self.replaced = (view.offset, view.nbytes) if first.intent is Intent.OVERWRITE else None
+
+    def allows(self, operand: Operand, view: View) -> bool:
+        """Whether a graph may have another access: what it turns, if anything, has been left by an earlier one."""
+        place = view.offset, view.nbytes
+        if place == self.replaced:
+            return True
         apart = operand.form is None or operand.intent is Intent.OVERWRITE
-        return operand.form == self.form and (apart or (view.offset, view.nbytes) in self.places)
+        return operand.form == self._form and not self.turned and (apart or place in self._places)
+
+    def add(self, operand: Operand, view: View) -> None:
+        place = view.offset, view.nbytes
+        self._places.add(place)
+        self.turned |= operand.form != self._form
+        if place != self.replaced:
+            self.replaced = None
 
 
 class _Graph(NamedTuple):
@@ -94,12 +135,16 @@ class _Graph(NamedTuple):
     Attributes:
         native: the device's graph.
         fresh: of each step that adds, whether it overwrites instead.
+        turned: of each step, what is turned over before it.
+        begun: of each memory with a sum that it overwrites, where that is; None if others lie there, too.
         varied: the steps whose numbers are others at each launch, what stands for the device to them, their arguments.
         told: what the numbers of each of these were a function of at the last launch.
     """
 
     native: Any
     fresh: list[bool]
+    turned: list[list[Any]]
+    begun: dict[SyncedMemory, tuple[int, int]] | None
     varied: list[tuple[Step, Any, list[Any]]]
     told: list[Any]
 
@@ -126,8 +171,10 @@ class Captured:
 
     __slots__ = (
         "_adding",
+        "_again",
         "_device",
         "_epochs",
+        "_expected",
         "_graphs",
         "_keepers",
         "_last",
@@ -138,7 +185,11 @@ class Captured:
         "_scratch",
         "_slots",
         "_stream",
+        "_sums",
         "_taken",
+        "_together",
+        "_turned",
+        "_uses",
         "_versions",
         "_wait",
         "_whole",
@@ -153,9 +204,14 @@ class Captured:
         self._graphs: dict[tuple[bool, ...], _Graph] = {}
         self._runs: Counter[tuple[bool, ...]] = Counter()  # one by one, since there was no graph
         self._wait = _RUNS
+        self._again: _Graph | None = None  # what was launched last, if nothing else has run since
 
     def run(self, stream: Stream | None, scratch: SyncedMemory) -> None:
         """Run the steps, given this thread's stream and workspace."""
+        if self._again is not None and self._is_as_left(self._again, stream, scratch):
+            self._again.launch()
+            return
+        self._again = None
         before = tuple(step.is_fresh() for step in self._adding)
         changed = self._changed() if self._graphs else set()
         if self._graphs and not self._hold(changed, stream, scratch):
@@ -163,12 +219,15 @@ class Captured:
             self._begin_anew()
         graph = self._graphs.get(before)
         if graph is not None:
-            if self._follow(graph, changed, stream):
+            turned = self._follow(graph, changed, stream)
+            if turned is None:
                 graph.launch()
+                self._leave(graph)
             else:
                 self._graphs.clear()
                 self._begin_anew()
-                for step in self._taken:  # which have accessed what they use
+                for step, turns in zip(self._taken, turned, strict=True):  # which have accessed what they use
+                    _make(turns)
                     step.launch([None if bound is None else bound.array for bound in step.bound])
             return
         ripe = self._runs[before] >= self._wait and not memory_package.debug
@@ -191,16 +250,21 @@ class Captured:
     def _capture(self, before: tuple[bool, ...], stream: Stream | None, scratch: SyncedMemory) -> bool:
         """Capture the steps and run what was captured; False, with nothing done, if one has to run by itself first."""
         steps = [step for step in self.steps if not (step.once and step.is_done())]
-        if any(step.once for step in steps) or not steps:
+        within = _turned_within(steps)
+        if any(step.once for step in steps) or not steps or within is None:
             return False
-        for step in steps:
-            step.prepare(stream, scratch)
+        turned: list[list[Any]] = []
+        for step, memories in zip(steps, within, strict=True):
+            with turned_later(memories) as turns:
+                step.prepare(stream, scratch)
+            turned.append(turns)
         varied: list[tuple[Step, Any, list[Any]]] = []
         at = steps[0]
 
         def queue(graph: Any) -> None:
             nonlocal at
-            for at in steps:
+            for at, turns in zip(steps, turned, strict=True):
+                _make(turns)
                 if at.varies or any(isinstance(value, Draws) for value in at.attributes.values()):
                     told = graph.varied()
                     arguments = [_on(told, argument) for argument in at.arguments]
@@ -217,7 +281,8 @@ class Captured:
             )
             self._graphs.clear()
             self._wait, self.refused = 1 << 62, f"layer '{at.call.layer_name}': {error}"
-            for step in steps:
+            for step, turns in zip(steps, turned, strict=True):
+                _make(turns)
                 step.launch()
             return True
         if self._graphs and not self._hold(self._changed(), stream, scratch):  # what was just accessed has moved
@@ -225,21 +290,45 @@ class Captured:
         elif len(self._graphs) == _MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
             self._begin_anew()
-        self._remember(steps, stream, scratch)
+        self._remember(steps, within, stream, scratch)
         fresh = [not step.attributes["accumulate"] for step in self._adding]
-        self._graphs[before] = graph = _Graph(native, fresh, varied, [_state_of(step) for step, _, _ in varied])
+        told = [_state_of(step) for step, _, _ in varied]
+        self._graphs[before] = graph = _Graph(native, fresh, turned, self._begun(fresh), varied, told)
         graph.launch()
+        self._leave(graph)
         return True
 
-    def _remember(self, steps: Sequence[Step], stream: Stream | None, scratch: SyncedMemory) -> None:
+    def _begun(self, fresh: Iterable[bool]) -> dict[SyncedMemory, tuple[int, int]] | None:
+        """See _Graph."""
+        result = {}
+        for step, begins in zip(self._adding, fresh, strict=True):
+            for bound in step.accumulators:
+                if isinstance(bound.keeper, Slot):
+                    return None
+                if begins:
+                    if self._taken[self._uses[bound.keeper][0][0]] is not step:
+                        return None
+                    result[bound.keeper] = bound.view.offset, bound.view.nbytes
+        return result
+
+    def _remember(
+        self, steps: Sequence[Step], turned: list[set[SyncedMemory]], stream: Stream | None, scratch: SyncedMemory
+    ) -> None:
         """What the graphs rely on."""
-        self._taken = steps
+        self._taken, self._turned = steps, turned
+        # the accesses to each keeper: numbers of the step and, in its order, the operand; the scratch comes last
+        self._uses: dict[SyncedMemory, list[tuple[int, int]]] = {}
+        for number, step in enumerate(steps):
+            found = [bound.keeper for bound in step.order] + [step.room or scratch] * step.takes_scratch
+            for at, keeper in enumerate(found):
+                self._uses.setdefault(keeper, []).append((number, at))
+        within = set[SyncedMemory]().union(*turned)
+        bounds = (bound for step in steps for bound in step.order if bound.view.memory in within)
+        self._together = {keeper for bound in bounds for keeper in (bound.keeper, bound.view.memory)}
         # steps are in other runs, too, which follow their operands: what was here is remembered here
         self._places = [_Place(bound) for step in steps for bound in step.order]
         self._last = [place for place in self._places if place.bound.operand.form is not None]
-        keepers = {bound.keeper: None for step in steps for bound in step.order}
-        keepers |= {step.room or scratch: None for step in steps if step.takes_scratch}
-        self._keepers = list(keepers)
+        keepers = self._keepers = list(self._uses)
         self._versions = [keeper.version for keeper in keepers]
         self._stream, self._moves = stream, moves()
         self._scratch = scratch if scratch in keepers else None
@@ -261,6 +350,30 @@ class Captured:
 
     # ---------------------------------------------------------------- replaying
 
+    def _leave(self, graph: _Graph) -> None:
+        """Remember how all is once a graph is launched: mostly nothing happens then but that sums are cleared."""
+        begun = graph.begun
+        if begun is not None:
+            self._again = graph
+            self._sums = [(memory, memory.epoch, *place) for memory, place in begun.items()]
+            self._expected = [memory.epoch + (memory in begun) for memory in self._whole]
+
+    def _is_as_left(self, graph: _Graph, stream: Stream | None, scratch: SyncedMemory) -> bool:
+        """Whether the graph is what to launch, and no access needs to be repeated; it is then as if all had been."""
+        if stream is not self._stream or moves() != self._moves or memory_package.debug:
+            return False
+        if self._scratch not in (None, scratch) or [memory.epoch for memory in self._whole] != self._expected:
+            return False
+        if [slot.moved for slot in self._slots] != self._moved:
+            return False
+        if not all(memory.is_cleared_since(*place) for memory, *place in self._sums):
+            return False
+        for memory, *place in self._sums:
+            memory.refill(*place)
+        for step, fresh in zip(self._adding, graph.fresh, strict=True):
+            step.attributes["accumulate"] = not fresh
+        return True
+
     def _hold(self, changed: set[SyncedMemory], stream: Stream | None, scratch: SyncedMemory) -> bool:
         """Whether all that the graphs use is where it was; `changed` are those of it whose epochs have moved."""
         if stream is not self._stream or memory_package.debug:
@@ -280,23 +393,40 @@ class Captured:
             return False
         return all(place.is_kept() for place in self._last if place.keeper in changed)
 
-    def _follow(self, graph: _Graph, changed: set[SyncedMemory], stream: Stream | None) -> bool:
-        """Repeat the accesses of the steps to what has changed; whether arrays are where the graph has them."""
+    def _follow(self, graph: _Graph, changed: set[SyncedMemory], stream: Stream | None) -> Sequence[list[Any]] | None:
+        """Repeat the accesses of the steps to what has changed.
+
+        None if arrays are where the graph has them, and are turned as it does that; else what to turn before each step.
+        """
         for step, fresh in zip(self._adding, graph.fresh, strict=True):
             step.attributes["accumulate"] = not fresh
         if not changed:
-            return True
+            return None
         begun = {step for step, fresh in zip(self._adding, graph.fresh, strict=True) if fresh}
-        for step in self._taken:
-            refilled = step in begun and step.refill()
-            for bound in step.order:
-                if bound.keeper in changed and not (refilled and bound.operand.accumulate):
-                    intent = Intent.OVERWRITE if step in begun and bound.operand.accumulate else bound.operand.intent
-                    bound.resolve(step.side, self._device, intent, stream)
-            if step.takes_scratch and (room := step.room or self._scratch) in changed:
+        turned: Sequence[list[Any]] = graph.turned
+        if not changed.isdisjoint(self._together):
+            changed |= self._together
+            turned = [[] for _ in self._taken]
+        refilled: dict[Step, bool] = {}
+        for number, at in sorted({use for keeper in changed for use in self._uses.get(keeper, ())}):
+            step = self._taken[number]
+            if at == len(step.order):
+                room = step.room or self._scratch
+                assert room is not None
                 step.access_scratch(room, stream)
+                continue
+            bound, begins = step.order[at], False
+            if step in begun:
+                if step not in refilled:
+                    refilled[step] = step.refill()
+                begins = bound.operand.accumulate
+            if not (begins and refilled[step]):
+                with turned_later(self._turned[number]) as turns:
+                    bound.resolve(step.side, self._device, Intent.OVERWRITE if begins else bound.operand.intent, stream)
+                turned[number].extend(turns)
         self._see()
-        return all(place.address == place.bound.array.address for place in self._last)
+        kept = all(place.address == place.bound.array.address for place in self._last)
+        return None if kept and turned == graph.turned else turned
 
 
 class _Place:
@@ -317,6 +447,11 @@ class _Place:
                 return False
         reordered = self.memory.reordered
         return operand.form is None or (reordered is not None and reordered.array is self.keeper)
+
+
+def _make(turns: Iterable[tuple[Any, ...]]) -> None:
+    for turn, *arguments in turns:
+        turn(*arguments)
 
 
 def _on(device: Any, argument: Any) -> Any:

@@ -192,7 +192,7 @@ def test_what_was_kept_for_other_shapes_holds_no_memory():
 
 def grow_elsewhere(net):
     """Let a memory have another address on the device; a GPU maps what is more behind what there was."""
-    memory = net.blobs["norm"].data_view.memory
+    memory = net.blobs["drop"].data_view.memory
     version, nbytes = memory.version, memory.gpu_capacity
     while memory.version == version:
         nbytes *= 4
@@ -200,7 +200,7 @@ def grow_elsewhere(net):
 
 
 def leave(net):
-    net.blobs["norm"].unshare_data()
+    net.blobs["drop"].unshare_data()
 
 
 @pytest.mark.parametrize(
@@ -347,6 +347,33 @@ def test_an_array_that_an_eager_step_left_in_the_usual_order_is_turned_over_for_
         each.step(4)  # nobody looks in between, which would have all arrays looked at
         results.append([blob.cpu_diff().copy() for blobs in each.net.params.values() for blob in blobs])
     assert same(*results)
+
+
+@DEVICES
+@pytest.mark.parametrize("memory", ["keep", "train"])
+def test_arrays_are_turned_over_within_a_graph(monkeypatch, make, memory):
+    def look(net):  # at the array whose users want it in different orders; it is then on both sides
+        return [net.blobs["norm"].cpu_data().copy()]
+
+    def turn(net):
+        net.blobs["norm"].data[...] = 7  # the usual order is the newer one
+        return []
+
+    def part(net):
+        net.forward(end="norm")  # what is left is channels last
+        return []
+
+    monkeypatch.setattr(type(make()), "channels_last", True, raising=False)
+    one, other = both(make, memory=memory)
+    for step, meddle in enumerate([None] * 4 + ([look, look, turn, look, part, look] if memory == "keep" else [None])):
+        found = []
+        for each in (one, other):
+            fill(each.net, step)
+            each.step(1)
+            found.append(state(each.net) + (meddle(each.net) if meddle else []))
+        assert same(*found)
+    graphs = captured(one.net)
+    assert graphs[0] == [True] and all(graphs[1]) and (memory == "train" or len(graphs[1]) == 1)
 
 
 @DEVICES

@@ -41,7 +41,7 @@ def test_a_residual_net_makes_nothing(share):
 
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "apart"])
 def test_lenet_fed_from_databases_makes_nothing(lenet, share):
-    steps = 24  # some 20 batches travel at a time
+    steps = 70  # 64 batches travel at a time
     calls, allocations = trace(lenet, steps, share=share, train_batch=64, test_batches=[100])
     assert any(name.startswith("cuMemcpyHtoD") for name in calls)
     assert growing(calls) == {} and allocations == 0

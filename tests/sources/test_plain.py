@@ -14,6 +14,10 @@ from blobmem.errors import NetError
 from blobmem.proto import caffe_pb2
 
 
+def leaves(numbers):
+    return np.array(numbers, np.int64)
+
+
 def fail(field, expected, got=None):
     return NetError(f"{field}: expected {expected}, got {got}")
 
@@ -130,7 +134,7 @@ def test_whatever_bytes_a_value_has_nothing_is_read_beyond_it():
         data, cuts = np.zeros((1, 1, 2, 2), np.uint8), np.zeros((1, 3), np.int32)
         placer = Placer(made, data, cuts, np.zeros((1, 4), np.uint64))
         page = leaf(7, [bytes(value)], size=256)  # the value at its end
-        taken = placer.place_leaves(page + b"\xee" * 300, 256, 7, [7], 0, 1).taken
+        taken = placer.place_leaves(page + b"\xee" * 300, 256, 7, leaves([7]), 0, 1).taken
         assert taken == placer.done
         assert not (data == 0xEE).any() or 0xEE in value
         if placer.done:  # then it is one for protobuf too
@@ -184,24 +188,28 @@ def good_leaf(make, number, count=4, first=0):
 def test_a_walk_over_leaves_in_any_order(make):
     block = b"".join(good_leaf(make, number, 4, 10 * number) for number in (5, 6, 7, 8))
     placer = placer_of(10)
-    assert placer.place_leaves(block, 4096, 5, [7, 5, 8, 6], 1, 16) == (10, 2, 8)
+    assert placer.place_leaves(block, 4096, 5, leaves([7, 5, 8, 6]), 1, 16) == (10, 2, 8)
     assert placer.labels.tolist() == [71, 72, 73, 50, 51, 52, 53, 80, 81, 82]
-    assert placer.place_leaves(block, 4096, 5, [6], 0, 16) == (0, 0, 0)
-    assert placer_of(10).place_leaves(block, 4096, 5, [7, 4, 5], 0, 16) == (4, 0, 0)
-    assert placer_of(10).place_leaves(block, 4096, 5, [7, 9, 5], 0, 16) == (4, 0, 0)
-    assert placer_of(10).place_leaves(block[:-1], 4096, 5, [7, 8], 0, 16) == (4, 0, 0)
-    assert placer_of(10).place_leaves(block, 4096, 5, [7, 2**48 - 1], 0, 16) == (4, 0, 0)
+    assert placer.place_leaves(block, 4096, 5, leaves([6]), 0, 16) == (0, 0, 0)
+    assert placer_of(10).place_leaves(block, 4096, 5, leaves([7, 4, 5]), 0, 16) == (4, 0, 0)
+    assert placer_of(10).place_leaves(block, 4096, 5, leaves([7, 9, 5]), 0, 16) == (4, 0, 0)
+    assert placer_of(10).place_leaves(block[:-1], 4096, 5, leaves([7, 8]), 0, 16) == (4, 0, 0)
+    assert placer_of(10).place_leaves(block, 4096, 5, leaves([7, 2**48 - 1]), 0, 16) == (4, 0, 0)
     # more records than the database has
-    assert placer_of(10).place_leaves(block, 4096, 5, [7, 5, 8], 0, 11) == (8, 1, 4)
+    assert placer_of(10).place_leaves(block, 4096, 5, leaves([7, 5, 8]), 0, 11) == (8, 1, 4)
 
 
 def test_leaves_that_are_skipped(make):
     block = b"".join(good_leaf(make, number) for number in (5, 6, 7))
     for most, expected in ((0, (0, 0)), (3, (0, 0)), (4, (1, 0)), (11, (2, 4)), (12, (3, 8)), (99, (3, 8))):
-        assert Placer.skip_leaves(block, 4096, 5, [6, 5, 7, 8], most) == expected
+        assert Placer.skip_leaves(block, 4096, 5, leaves([6, 5, 7, 8]), most) == expected
     wrong = block[:4096] + bytes(4096) + block[8192:]
-    assert Placer.skip_leaves(wrong, 4096, 5, [5, 6, 7], 99) == (1, 0)
-    assert Placer.skip_leaves(wrong, 4096, 5, [], 99) == Placer.skip_leaves(b"", 4096, 5, [5], 99) == (0, 0)
+    assert Placer.skip_leaves(wrong, 4096, 5, leaves([5, 6, 7]), 99) == (1, 0)
+    assert (
+        Placer.skip_leaves(wrong, 4096, 5, leaves([]), 99)
+        == Placer.skip_leaves(b"", 4096, 5, leaves([5]), 99)
+        == (0, 0)
+    )
 
 
 DAMAGES = {
@@ -233,8 +241,8 @@ def test_nothing_is_taken_from_where_a_page_is_wrong(make, damage):
     struct.pack_into(kind, pages[1], at, value)
     block = b"".join(map(bytes, pages))
     placer = placer_of(12)
-    assert placer.place_leaves(block, 4096, 5, [5, 6, 7], 0, 12) == (4 + left, int(left > 0), 4 if left else 0)
-    assert placer_of(12).place_leaves(block, 4096, 5, [6, 7], 0, 12).taken == left
+    assert placer.place_leaves(block, 4096, 5, leaves([5, 6, 7]), 0, 12) == (4 + left, int(left > 0), 4 if left else 0)
+    assert placer_of(12).place_leaves(block, 4096, 5, leaves([6, 7]), 0, 12).taken == left
 
 
 def test_whatever_bytes_a_page_has_nothing_beyond_it_is_read(make):
@@ -248,7 +256,7 @@ def test_whatever_bytes_a_page_has_nothing_beyond_it_is_read(make):
             place = int(rng.choice([*range(8, 24), *range(256 - 4 * 42, 256)]))
             damaged[place] = rng.choice([0, 1, 2, 4, 16, 127, 128, 200])
         placer = placer_of(6)
-        swept = placer.place_leaves(b"\xee" * 256 + bytes(damaged) + b"\xee" * 256, 256, 0, [1], 0, 4)
+        swept = placer.place_leaves(b"\xee" * 256 + bytes(damaged) + b"\xee" * 256, 256, 0, leaves([1]), 0, 4)
         assert 0 <= swept.taken == placer.done <= 4
         assert not (placer._batch[0] == 0xEE).any()
         count += swept.taken

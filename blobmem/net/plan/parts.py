@@ -38,7 +38,7 @@ _EACH = frozenset({
 _ROWS: dict[str, tuple[int, ...]] = {
     "conv_forward": (0, 3), "deconv_forward": (0, 3), "inner_product_forward": (0, 3),  # each image or row by itself
     "max_pool_forward": (0, 1, 2), "ave_pool_forward": (0, 1),  # each plane
-    "lrn_forward": (0, 1, 2), "lrn_within_forward": (0, 1, 2), "softmax_forward": (0, 1),  # each image's channels
+    "lrn_forward": (0, 1), "lrn_within_forward": (0, 1), "softmax_forward": (0, 1),  # each image's channels
     "batch_norm_inference": (0, 1), "scale_forward": (0, 3), "bias_forward": (0, 2), "prelu_forward": (0, 2),
 }  # fmt: skip
 """Ops to which each entry of the first axis of these operands is something by itself; the others they read whole.

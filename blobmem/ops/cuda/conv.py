@@ -33,6 +33,7 @@ from blobmem.ops.cuda.conv_plans import key_of, plan_ms, plan_of, room_of
 from blobmem.ops.cuda.cudnn import RELU, Plan
 from blobmem.ops.cuda.layout import (
     aligned,
+    in_layout,
     narrow_channels,
     to_channels_last,
     weights_turn,
@@ -84,8 +85,7 @@ def _turned_images(x: Any, window: Window) -> tuple[Any, Window, int]:
     """What a convolution sees of images that it turns over, and the bytes that this takes; others as they are."""
     if window[-1] != TURNS:
         return x, window, 0
-    images, channels, height, width = x.shape
-    return ArraySpec((images, height, width, channels), x.dtype), (*window[:-1], "NHWC"), aligned(x.nbytes)
+    return ArraySpec(in_layout(x.shape, "NHWC"), x.dtype), (*window[:-1], "NHWC"), aligned(x.nbytes)
 
 
 def _turn_images(x: CudaArray, ws: CudaArray | None) -> tuple[CudaArray, CudaArray]:
@@ -93,8 +93,7 @@ def _turn_images(x: CudaArray, ws: CudaArray | None) -> tuple[CudaArray, CudaArr
     held, needed = 0 if ws is None else ws.nbytes, aligned(x.nbytes)
     if ws is None or held < needed:
         raise DeviceError(f"a convolution's images need {needed} bytes of workspace but were given {held}")
-    images, channels, height, width = x.shape
-    turned = ws.part(0, (images, height, width, channels), x.dtype)
+    turned = ws.part(0, in_layout(x.shape, "NHWC"), x.dtype)
     to_channels_last(x, turned)
     return turned, ws.part(needed, (held - needed,))
 

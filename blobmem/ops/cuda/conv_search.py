@@ -154,8 +154,7 @@ class Search:
             yield from self._in_parts(form, dict(large), most)
 
     def _workspace(self, form: str, graph: Any, index: int) -> int:
-        mirrored = mirrored_bytes(self.key) if form == MIRRORED else 0
-        return int(graph.get_workspace_size_plan_at_index(index)) + mirrored
+        return int(graph.get_workspace_size_plan_at_index(index)) + mirrored_bytes(self.key, form)
 
     def _in_parts(self, form: str, large: dict[str, int], most: int) -> Iterator[_Built]:
         """Plans, by name and the workspace for all images, with these in the fewest parts that need at most so much."""
@@ -176,7 +175,7 @@ class Search:
         fresh = self.arrays[-1]
         form = form_of(built.name)
         biased = key.direction == "forward+bias" and form != FUSED
-        scratch = self._cold.address + (mirrored_bytes(key) if form == MIRRORED else 0)
+        scratch = self._cold.address + mirrored_bytes(key, form)
 
         def run() -> None:
             if form == MIRRORED:

@@ -141,9 +141,9 @@ def form_of(whole: str) -> str:
     return next((form for form in (FUSED, MIRRORED) if whole.startswith(form)), "")
 
 
-def mirrored_bytes(key: Key) -> int:
-    """Workspace in bytes that the weights of a mirrored plan take in front of its own."""
-    return aligned(math.prod(key.w) * dtypes.of(key.dtype).itemsize)
+def mirrored_bytes(key: Key, form: str) -> int:
+    """Workspace in bytes that a plan's weights take in front of its own, if it is a mirrored one."""
+    return aligned(math.prod(key.w) * dtypes.of(key.dtype).itemsize) if form == MIRRORED else 0
 
 
 def mirror(w: CudaArray, address: int) -> None:
@@ -165,18 +165,19 @@ class Plan:
         relu: whether it takes ReLU of that.
     """
 
-    __slots__ = ("_cudnn", "_mirrored", "_run", "_steps", "fused", "name", "parts", "relu", "workspace")
+    __slots__ = ("_cudnn", "_front", "_run", "_steps", "_weights", "fused", "name", "parts", "relu", "workspace")
 
     def __init__(self, cudnn: Cudnn, graph: Any, key: Key, name: str) -> None:
         self._cudnn = cudnn
         self.name = name
         self.parts, whole = parts_of(name)
-        self.fused = form_of(whole) == FUSED
+        form = form_of(whole)
+        self.fused = form == FUSED
         self.relu = key.direction == RELU
         part, width = key.part(self.parts), dtypes.of(key.dtype).itemsize
         self._steps = math.prod(part.x) * width, 0, math.prod(part.y) * width, 0
-        self._mirrored = key if form_of(whole) == MIRRORED else None
-        self.workspace = int(graph.get_workspace_size()) + (mirrored_bytes(key) if self._mirrored else 0)
+        self._weights, self._front = (key.w, dtypes.of(key.dtype)), mirrored_bytes(key, form)
+        self.workspace = int(graph.get_workspace_size()) + self._front
         graph._prepare_variant_pack_template()
         order, expected = graph._get_variant_pack_uids_sorted(), [1, 2, 3, 4] if self.fused else [1, 2, 3]
         if order != expected:
@@ -190,11 +191,11 @@ class Plan:
         """
         if part:
             addresses = [start + part * step for start, step in zip(addresses, self._steps, strict=False)]
-        if self._mirrored is not None:
+        if self._front:
             x, w, y = addresses
             if not part:
-                mirror(CudaArray(w, self._mirrored.w, dtypes.of(self._mirrored.dtype), self._cudnn.device), workspace)
-            addresses, workspace = [y, workspace, x], workspace + mirrored_bytes(self._mirrored)
+                mirror(CudaArray(w, *self._weights, self._cudnn.device), workspace)
+            addresses, workspace = [y, workspace, x], workspace + self._front
         try:
             self._run(addresses, workspace, self._cudnn.follow())
         except self._cudnn.errors as error:

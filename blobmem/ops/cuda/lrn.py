@@ -60,19 +60,16 @@ def _scratch(x: Any, whole: int) -> int:
 
 
 @op(family="cuda")
-def lrn_forward(x: CudaArray, y: CudaArray, scale: CudaArray | None, *, local_size: int, alpha: float, beta: float,
-                k: float, layout: str = "NCHW") -> None:  # fmt: skip
-    """scale = k + alpha / local_size * the sum of x ** 2 over local_size channels around; y = x * scale ** -beta.
-
-    With scale None it is not kept.
-    """
+def lrn_forward(x: CudaArray, y: CudaArray, *, local_size: int, alpha: float, beta: float, k: float,
+                layout: str = "NCHW") -> None:  # fmt: skip
+    """y = x * scale ** -beta; scale = k + alpha / local_size * the sum of x ** 2 over local_size channels around."""
     half, shape, factors = local_size // 2, _folded(x, layout), (k, alpha / local_size, beta)
     if x.size and _by_rows(layout, shape[1], half):
         blocks, *sizes = _rows(x, shape[1])
-        _LAST.run(x, "lrn_last", blocks, THREADS, x, y, scale, x.size, *sizes, half, *factors)
+        _LAST.run(x, "lrn_last", blocks, THREADS, x, y, x.size, *sizes, half, *factors)
         return
     places = _runs(shape, half, False)
-    _KERNELS.run(x, "lrn_across", -(-places[0] // THREADS), THREADS, x, y, scale, *places, half, *factors)
+    _KERNELS.run(x, "lrn_across", -(-places[0] // THREADS), THREADS, x, y, *places, half, *factors)
 
 
 def _wide_workspace(x: Any, *_: Any, local_size: int, layout: str = "NCHW", **attributes: Any) -> int:
@@ -83,38 +80,41 @@ def _wide_workspace(x: Any, *_: Any, local_size: int, layout: str = "NCHW", **at
 
 
 @op(family="cuda", workspace=_wide_workspace)
-def lrn_backward(x: CudaArray, y: CudaArray, scale: CudaArray, dy: CudaArray, dx: CudaArray, *, local_size: int,
-                 alpha: float, beta: float, k: float, ws: CudaArray, layout: str = "NCHW") -> None:  # fmt: skip
-    """dx = dy * scale ** -beta - 2 alpha beta / local_size * x * the sum of dy * y / scale over the channels around."""
-    half, factor = local_size // 2, 2 * alpha * beta / local_size
+def lrn_backward(x: CudaArray, dy: CudaArray, dx: CudaArray, *, local_size: int, alpha: float, beta: float, k: float,
+                 ws: CudaArray, layout: str = "NCHW") -> None:  # fmt: skip
+    """dx = dy * scale ** -beta - 2 alpha beta / local_size * x * the sum of dy * y / scale over the channels around.
+
+    scale and y are made anew, to the bits that `lrn_forward` had.
+    """
+    half, factor = local_size // 2, alpha / local_size
+    slope = 2 * alpha * beta / local_size
     shape = _folded(x, layout)
     _, channels, positions = shape
     if x.size == 0:
         return
     if _by_rows(layout, channels, half):
         blocks, *sizes = _rows(x, channels)
-        arguments = x, y, scale, dy, dx, x.size, *sizes, half, factor, beta
+        arguments = x, dy, dx, x.size, *sizes, half, k, factor, slope, beta
         _LAST.run(x, "lrn_last_gradient", blocks, THREADS, *arguments)
     elif half <= _WIDEST:
         places = _runs(shape, half, dx.address == dy.address)
-        blocks = -(-places[0] // THREADS)
-        _KERNELS.run(x, "lrn_across_gradient", blocks, THREADS, x, y, scale, dy, dx, *places, half, factor, beta)
+        arguments = x, dy, dx, *places, half, k, factor, slope, beta
+        _KERNELS.run(x, "lrn_across_gradient", -(-places[0] // THREADS), THREADS, *arguments)
     else:
         for first, n in _batches(x, channels * positions):
-            _KERNELS.over(x, "lrn_ratios", n, y, scale, dy, ws, first, n)
             numbers = first, n, channels, positions, half
-            _KERNELS.over(x, "lrn_wide_gradient", n, x, scale, dy, dx, ws, *numbers, factor, beta, each=1)
+            _KERNELS.over(x, "lrn_wide_ratios", n, x, dy, dx, ws, *numbers, k, factor, beta, each=1)
+            _KERNELS.over(x, "lrn_wide_gradient", n, x, dx, ws, *numbers, slope, each=1)
 
 
 @op(family="cuda")
-def lrn_within_forward(x: CudaArray, y: CudaArray, scale: CudaArray | None, *, local_size: int, alpha: float,
-                       beta: float) -> None:  # fmt: skip
-    """scale = 1 + alpha * the mean of x ** 2 over local_size x local_size positions; y = x * scale ** -beta.
+def lrn_within_forward(x: CudaArray, y: CudaArray, *, local_size: int, alpha: float, beta: float) -> None:
+    """y = x * scale ** -beta; scale = 1 + alpha * the mean of x ** 2 over local_size x local_size positions.
 
     The mean is that of average pooling: over the window clipped to the plane with its padding.
     """
     sizes = x.size, x.shape[2], x.shape[3], local_size // 2
-    _KERNELS.over(x, "lrn_within", x.size, x, y, scale, *sizes, alpha, beta, each=1)
+    _KERNELS.over(x, "lrn_within", x.size, x, y, *sizes, alpha, beta, each=1)
 
 
 def _within_workspace(x: Any, *_: Any, **attributes: Any) -> int:
@@ -123,14 +123,16 @@ def _within_workspace(x: Any, *_: Any, **attributes: Any) -> int:
 
 
 @op(family="cuda", workspace=_within_workspace)
-def lrn_within_backward(x: CudaArray, y: CudaArray, scale: CudaArray, dy: CudaArray, dx: CudaArray, *, local_size: int,
-                        alpha: float, beta: float, ws: CudaArray) -> None:  # fmt: skip
-    """dx = dy * scale ** -beta - 2 alpha beta * x * the sum of dy * y / (scale * window) over the windows around."""
+def lrn_within_backward(x: CudaArray, y: CudaArray, dy: CudaArray, dx: CudaArray, *, local_size: int, alpha: float,
+                        beta: float, ws: CudaArray) -> None:  # fmt: skip
+    """dx = dy * scale ** -beta - 2 alpha beta * x * the sum of dy * y / (scale * window) over the windows around.
+
+    The scale is made anew, to the same bits.
+    """
     if x.size == 0:
         return
     height, width = x.shape[2:]
-    sizes = height, width, local_size // 2
     for first, n in _batches(x, height * width):
-        _KERNELS.over(x, "lrn_within_ratios", n, y, scale, dy, ws, first, n, *sizes)
-        arguments = x, scale, dy, dx, ws, first, n, *sizes, 2 * alpha * beta, beta
-        _KERNELS.over(x, "lrn_within_gradient", n, *arguments, each=1)
+        sizes = first, n, height, width, local_size // 2
+        _KERNELS.over(x, "lrn_within_ratios", n, x, y, dy, dx, ws, *sizes, alpha, beta, each=1)
+        _KERNELS.over(x, "lrn_within_gradient", n, x, dx, ws, *sizes, 2 * alpha * beta, each=1)

@@ -45,6 +45,7 @@ struct D {
   __device__ __forceinline__ operator float() const { return opened(bits); }
   __device__ __forceinline__ D &operator=(float v) { return bits = closed(v), *this; }
   __device__ __forceinline__ D &operator+=(float v) { return *this = *this + v; }
+  __device__ __forceinline__ D &operator-=(float v) { return *this = *this - v; }
 };
 #elif defined(DOUBLE)
 typedef double T;

@@ -47,50 +47,61 @@ template <int W, class P> __device__ __forceinline__ void each_lot(int count, P 
   }
 }
 
+// The scales of this thread's lots of x. Other threads may still read the tile.
 template <int HALF, int W>
-__device__ __forceinline__ void normalise(const D *x, D *y, D *scale, int count, int channels, int half, T k, T factor,
-                                          T beta, T *tile) {
-  Lot<W> values[TILE / BLOCK / W];
-  each_lot<W>(count, [&](int i, int at) { values[i] = load<W>(x, at); });
+__device__ __forceinline__ void scale_all(const Lot<W> *x, Lot<W> *scales, int count, int channels, int half, T k,
+                                          T factor, T *tile) {
   each_lot<W>(count, [&](int i, int at) {
     Lot<W> squares;
 #pragma unroll
-    for (int j = 0; j < W; j++) squares.at[j] = values[i].at[j] * values[i].at[j];
+    for (int j = 0; j < W; j++) squares.at[j] = x[i].at[j] * x[i].at[j];
     store<W>(tile, at, squares);
   });
   __syncthreads();
   each_lot<W>(count, [&](int i, int at) {
-    Lot<W> sums = around<HALF, W>(tile, at, at % channels, channels, half);
+    scales[i] = around<HALF, W>(tile, at, at % channels, channels, half);
 #pragma unroll
-    for (int j = 0; j < W; j++) {
-      sums.at[j] = k + factor * sums.at[j];
-      values[i].at[j] *= power(sums.at[j], beta);
-    }
-    if (scale) store<W>(scale, at, sums);
+    for (int j = 0; j < W; j++) scales[i].at[j] = k + factor * scales[i].at[j];
+  });
+}
+
+template <int HALF, int W>
+__device__ __forceinline__ void normalise(const D *x, D *y, int count, int channels, int half, T k, T factor, T beta,
+                                          T *tile) {
+  Lot<W> values[TILE / BLOCK / W], scales[TILE / BLOCK / W];
+  each_lot<W>(count, [&](int i, int at) { values[i] = load<W>(x, at); });
+  scale_all<HALF, W>(values, scales, count, channels, half, k, factor, tile);
+  each_lot<W>(count, [&](int i, int at) {
+#pragma unroll
+    for (int j = 0; j < W; j++) values[i].at[j] *= power(scales[i].at[j], beta);
     store<W>(y, at, values[i]);
   });
 }
 
 template <int HALF, int W>
-__device__ __forceinline__ void gradient(const D *x, const D *y, const D *scale, const D *dy, D *dx, int count,
-                                         int channels, int half, T factor, T beta, T *tile) {
-  Lot<W> values[TILE / BLOCK / W], leads[TILE / BLOCK / W];
+__device__ __forceinline__ void gradient(const D *x, const D *dy, D *dx, int count, int channels, int half, T k,
+                                         T factor, T slope, T beta, T *tile) {
+  Lot<W> values[TILE / BLOCK / W], leads[TILE / BLOCK / W], ratios[TILE / BLOCK / W];
   each_lot<W>(count, [&](int i, int at) {
-    Lot<W> outs = load<W>(y, at), scales = load<W>(scale, at), ratios;
-    leads[i] = load<W>(dy, at);
     values[i] = load<W>(x, at);
+    leads[i] = load<W>(dy, at);
+  });
+  scale_all<HALF, W>(values, ratios, count, channels, half, k, factor, tile);
+  __syncthreads();
+  each_lot<W>(count, [&](int i, int at) {
 #pragma unroll
     for (int j = 0; j < W; j++) {
-      ratios.at[j] = leads[i].at[j] * outs.at[j] / scales.at[j];
-      leads[i].at[j] *= power(scales.at[j], beta);
+      T scale = ratios[i].at[j], raised = power(scale, beta), out = values[i].at[j] * raised;
+      ratios[i].at[j] = leads[i].at[j] * out / scale;
+      leads[i].at[j] *= raised;
     }
-    store<W>(tile, at, ratios);
+    store<W>(tile, at, ratios[i]);
   });
   __syncthreads();
   each_lot<W>(count, [&](int i, int at) {
     Lot<W> sums = around<HALF, W>(tile, at, at % channels, channels, half);
 #pragma unroll
-    for (int j = 0; j < W; j++) leads[i].at[j] -= factor * values[i].at[j] * sums.at[j];
+    for (int j = 0; j < W; j++) leads[i].at[j] -= slope * values[i].at[j] * sums.at[j];
     store<W>(dx, at, leads[i]);
   });
 }
@@ -102,29 +113,25 @@ __device__ __forceinline__ void gradient(const D *x, const D *y, const D *scale,
   else f<ANY, 1> arguments
 
 // Blocks of BLOCK threads; n elements, of which a block takes `part`, which are whole rows.
-extern "C" __global__ void lrn_last(const D *x, D *y, D *scale, i64 n, int channels, int part, int half, T k, T factor,
-                                    T beta) {
+extern "C" __global__ void lrn_last(const D *x, D *y, i64 n, int channels, int part, int half, T k, T factor, T beta) {
   __shared__ Lot<4> tile[TILE / 4];
   i64 first = (i64)blockIdx.x * part;
   int count = (int)(n - first < part ? n - first : part);
   x += first;
   y += first;
-  if (scale) scale += first;
-  bool packs = whole_packs(channels) && aligned(x) && aligned(y) && aligned(scale);
-  CHOSEN(normalise, (x, y, scale, count, channels, half, k, factor, beta, (T *)tile));
+  bool packs = whole_packs(channels) && aligned(x) && aligned(y);
+  CHOSEN(normalise, (x, y, count, channels, half, k, factor, beta, (T *)tile));
 }
 
-// dx may be dy.
-extern "C" __global__ void lrn_last_gradient(const D *x, const D *y, const D *scale, const D *dy, D *dx, i64 n,
-                                             int channels, int part, int half, T factor, T beta) {
+// dx may be dy; `slope` is 2 beta times `factor`.
+extern "C" __global__ void lrn_last_gradient(const D *x, const D *dy, D *dx, i64 n, int channels, int part, int half,
+                                             T k, T factor, T slope, T beta) {
   __shared__ Lot<4> tile[TILE / 4];
   i64 first = (i64)blockIdx.x * part;
   int count = (int)(n - first < part ? n - first : part);
   x += first;
-  y += first;
-  scale += first;
   dy += first;
   dx += first;
-  bool packs = whole_packs(channels) && aligned(x) && aligned(y) && aligned(scale) && aligned(dy) && aligned(dx);
-  CHOSEN(gradient, (x, y, scale, dy, dx, count, channels, half, factor, beta, (T *)tile));
+  bool packs = whole_packs(channels) && aligned(x) && aligned(dy) && aligned(dx);
+  CHOSEN(gradient, (x, dy, dx, count, channels, half, k, factor, slope, beta, (T *)tile));
 }

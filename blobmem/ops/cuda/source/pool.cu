@@ -3,9 +3,6 @@
 #include "planes.cuh"
 #include "pool.cuh"
 
-// f<..., the mask's type>(arguments).
-#define BY_MASK(arguments, f, ...) (bytes ? f<__VA_ARGS__, u8> arguments : f<__VA_ARGS__, int> arguments)
-
 // K: windows of K x K, or 0 for any.
 template <int K, class M>
 __device__ __forceinline__ void largest_of(unsigned planes, unsigned groups, unsigned places, const D *x, D *y,

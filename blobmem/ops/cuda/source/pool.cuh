@@ -6,6 +6,9 @@
 // before these are clipped; -1, as a byte 255, is nowhere.
 template <int W, class M> struct __align__(W * sizeof(M)) Places { M at[W]; };
 
+// f<..., the mask's type>(arguments).
+#define BY_MASK(arguments, f, ...) (bytes ? f<__VA_ARGS__, u8> arguments : f<__VA_ARGS__, int> arguments)
+
 // An element of a window: where it is in the plane, and in the window.
 struct Spot { int row, column, down, across; };
 

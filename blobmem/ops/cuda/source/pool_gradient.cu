@@ -48,9 +48,6 @@ __device__ __forceinline__ void gather(unsigned planes, unsigned groups, unsigne
   }
 }
 
-// f<..., the mask's type>(arguments).
-#define BY_MASK(arguments, f, ...) (bytes ? f<__VA_ARGS__, u8> arguments : f<__VA_ARGS__, int> arguments)
-
 template <int N, class M>
 __device__ __forceinline__ void largest_gather(unsigned planes, unsigned groups, unsigned places, const D *dy,
                                                const void *mask, D *dx, int fresh, const Pool &s) {

@@ -103,22 +103,22 @@ template <int K, int W> __device__ __forceinline__ void average_last(const D *x,
   (whole_packs(s.channels) ? f<__VA_ARGS__, PACK> arguments : f<__VA_ARGS__, 1> arguments)
 
 // f<..., the mask's type, W>(arguments).
-#define BY_MASK(arguments, f, ...) \
+#define BY_MASK_AND_WIDTH(arguments, f, ...) \
   (bytes ? BY_WIDTH(arguments, f, __VA_ARGS__, u8) : BY_WIDTH(arguments, f, __VA_ARGS__, int))
 
 extern "C" __global__ void largest_2(const D *x, D *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_MASK((x, y, mask, n, s), largest_last, 2);
+  BY_MASK_AND_WIDTH((x, y, mask, n, s), largest_last, 2);
 }
 
 extern "C" __global__ void largest_3(const D *x, D *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_MASK((x, y, mask, n, s), largest_last, 3);
+  BY_MASK_AND_WIDTH((x, y, mask, n, s), largest_last, 3);
 }
 
 extern "C" __global__ void largest_any(const D *x, D *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_MASK((x, y, mask, n, s), largest_last, 0);
+  BY_MASK_AND_WIDTH((x, y, mask, n, s), largest_last, 0);
 }
 
 extern "C" __global__ void average_2(const D *x, D *y, i64 n, Dims window, Dims sizes) {
@@ -204,25 +204,25 @@ __device__ __forceinline__ void average_gather(const D *dy, D *dx, i64 images, c
 extern "C" __global__ void __launch_bounds__(256, CROWD(6))
     largest_gradient_1_2(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_MASK((dy, mask, dx, images, s), largest_gather, 1, 2);
+  BY_MASK_AND_WIDTH((dy, mask, dx, images, s), largest_gather, 1, 2);
 }
 
 extern "C" __global__ void __launch_bounds__(256, CROWD(3))
     largest_gradient_2_2(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
-  BY_MASK((dy, mask, dx, images, s), largest_gather, 2, 2);
+  BY_MASK_AND_WIDTH((dy, mask, dx, images, s), largest_gather, 2, 2);
 }
 
 extern "C" __global__ void largest_gradient_3_1(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window,
                                                 Dims sizes) {
   Pool s(window, sizes);
-  BY_MASK((dy, mask, dx, images, s), largest_gather, 3, 1);
+  BY_MASK_AND_WIDTH((dy, mask, dx, images, s), largest_gather, 3, 1);
 }
 
 extern "C" __global__ void largest_gradient_any(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window,
                                                 Dims sizes) {
   Pool s(window, sizes);
-  BY_MASK((dy, mask, dx, images, s), largest_gather, 0, 1);
+  BY_MASK_AND_WIDTH((dy, mask, dx, images, s), largest_gather, 0, 1);
 }
 
 extern "C" __global__ void average_gradient_1_2(const D *dy, D *dx, i64 images, Dims window, Dims sizes) {
