@@ -114,11 +114,25 @@ FIGURES = {"step": "step", "test": "test", "both": "step and test"}
 HEADS = {"peak": "ours", "physical": "in chunks", "driver": "driver", "nvml": "NVML", "workspace": "workspace"}
 
 
+STREAMS = """
+## Two streams for backward
+
+`{command}`
+
+on {machine}. `Solver.step` with `backward_streams` 1 and 2, in CUDA graphs and without, all taking turns in groups of
+steps; medians, in ms. The ratio is that of captured steps, two streams over one. Held is what the train net has on the
+card by our statistics, in MiB, and its ratio.
+
+| net, batch | math | eager 1 | eager 2 | captured 1 | captured 2 | ratio | held 1 | held 2 | ratio |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+
+
 def sections(results: Path) -> str:
     """One section for each file that is there."""
     parts: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
         ("gpu.json", gpu), ("link.json", link), ("feeding.json", feeding),
-        ("sharing.json", sharing), ("footprint.json", footprint), ("mnist.json", mnist),
+        ("sharing.json", sharing), ("streams.json", streams), ("footprint.json", footprint), ("mnist.json", mnist),
         ("many_gpus.json", many_gpus),
     )  # fmt: skip
     return "".join(make(json.loads((results / name).read_text())) for name, make in parts if (results / name).exists())
@@ -244,6 +258,17 @@ def sharing(report: dict[str, Any]) -> str:
         f"| {row['shared'][figure]['ms']:.3f} | {row['ratios'][figure]:.4f} |\n"
         for row in report["results"]
         for figure, title in FIGURES.items()
+    )
+
+
+def streams(report: dict[str, Any]) -> str:
+    """Steps on one stream and on two."""
+    return STREAMS.format(command=report["command"], machine=_machine(report)) + "".join(
+        f"| {_name(row)} | {row['math']} | "
+        + " | ".join(f"{side['ms']:.3f}" for side in row["sides"].values())
+        + f" | {row['ratios']['captured']:.3f} | {row['sides']['captured 1']['held_mib']:.1f} "
+        f"| {row['sides']['captured 2']['held_mib']:.1f} | {row['ratios']['held']:.4f} |\n"
+        for row in report["results"]
     )
 
 

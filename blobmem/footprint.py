@@ -26,7 +26,7 @@ from blobmem.devices.pages import round_up
 from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
-from blobmem.memory.workspace import workspace
+from blobmem.memory.workspace import workspace, workspaces
 from blobmem.net.build import uncollected
 from blobmem.net.builder import Nets, Specs, build_nets, is_solver, specs_of
 from blobmem.net.net import Net
@@ -123,6 +123,7 @@ def footprint(
     schemes: Iterable[str] = SCHEMES,
     measured: bool = False,
     make_device: Callable[[], Device] | None = None,
+    backward_streams: int = 1,
 ) -> dict[str, Scheme]:
     """The footprint of a solver or net file under each scheme. Needs no data.
 
@@ -138,13 +139,17 @@ def footprint(
         measured: also run one training and one test iteration per scheme, on zeros for images.
         make_device: makes the device whose workspaces count and, if measured, that is measured; one for each scheme.
             None makes simulated ones.
+        backward_streams: as for Net.
 
     Raises NetError for anything wrong in the files, or a shape that neither they nor input_shapes state.
     """
     specs = specs_of(model)
     solver = read_solver(model) if is_solver(model) else None
     shapes = {**stated_shapes(specs), **(input_shapes or {})}
-    options = {"train_batch": train_batch, "test_batches": test_batches, "input_shapes": shapes, "dtype": dtype}
+    options = {
+        "train_batch": train_batch, "test_batches": test_batches, "input_shapes": shapes, "dtype": dtype,
+        "backward_streams": backward_streams,
+    }  # fmt: skip
     result = {}
     # the lower bound is that of the plans of the same nets
     for built, names in itertools.groupby(schemes, lambda name: PLANNED if name == BOUND else name):
@@ -157,7 +162,8 @@ def footprint(
         result.update(found)
         del nets, update  # the next scheme finds the device's memory as this one did
         gc.collect()
-        workspace(device).trim()
+        for memory in workspaces(device, device.streams):
+            memory.trim()
     return result
 
 
@@ -287,7 +293,7 @@ def _stacked(blocks: Iterable[_Block]) -> tuple[list[_Block], int]:
 
 def purposes_of(net: Net, solver_state: Sequence[Blob] = ()) -> dict[SyncedMemory, str]:
     """What each memory that a net uses on its device is for, one of PURPOSES."""
-    result = {workspace(net.device): "workspace"}
+    result = dict.fromkeys(workspaces(net.device, net.device.streams), "workspace")
     for layer in (node.layer for node in net.nodes):
         for name, blob in layer.internal.items():
             result[blob.data_view.memory] = "input buffers" if name in layer.input_buffers else "internal"

@@ -70,6 +70,21 @@ def assert_measured(schemes):
         assert scheme.measured == (None if scheme.name == BOUND else scheme.predicted)
 
 
+@pytest.mark.parametrize("name", ["lenet", "squeezenet"])
+def test_a_second_stream_holds_what_is_predicted(name):
+    """By the plan of the backward pass, or by the second workspace."""
+    one, two = (
+        footprint(MODELS / name / "solver.prototxt", schemes=["blobs", PLANNED], measured=True, backward_streams=streams,
+                  make_device=lambda: PredictedCuda(math="tf32"))
+        for streams in (1, 2)
+    )  # fmt: skip
+    assert_measured(two)
+    for scheme in ("blobs", PLANNED):
+        assert one[scheme].train.total < two[scheme].train.total
+        more = {key: nbytes - one[scheme].train.purposes[key] for key, nbytes in two[scheme].train.purposes.items()}
+        assert {key for key, nbytes in more.items() if nbytes} == {"workspace"} or scheme == PLANNED
+
+
 def test_separate_nets_hold_their_own_parameters(caffenet):
     parameters = caffenet["separate"].tests[0].purposes["params"]
     assert parameters == 4 * 60_965_224

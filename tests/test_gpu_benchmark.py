@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import blobmem
-from benchmarks import clock, feeding, footprint, gpu, gpu_table, inputs, link, many_gpus, mnist, sharing
+from benchmarks import clock, feeding, footprint, gpu, gpu_table, inputs, link, many_gpus, mnist, sharing, streams
 from blobmem import SimulatedDevice
 
 ROOT = Path(__file__).parents[1]
@@ -134,6 +134,15 @@ def test_shared_and_separate_nets_take_turns_and_differ_in_memory(tmp_path):
     assert result["shared"]["held_mib"] < result["separate"]["held_mib"]
     (tmp_path / "sharing.json").write_text(json.dumps({"command": "x", "machine": {}, "results": [result]}))
     assert f"| LeNet, 4 / 6 | fp32 | test | {result['separate']['test']['ms']:.3f} |" in gpu_table.sections(tmp_path)
+
+
+def test_one_stream_and_two_take_turns(tmp_path):
+    args = Namespace(device="simulated", math="fp32", memory="train", steps=4, group=2, seconds=1, time_limit=60)
+    result = streams.compare("lenet", 4, args)
+    assert list(result["sides"]) == ["eager 1", "eager 2", "captured 1", "captured 2"]
+    assert result["ratios"]["held"] == 1, "it has one stream"
+    (tmp_path / "streams.json").write_text(json.dumps({"command": "x", "machine": {}, "results": [result]}))
+    assert "| LeNet, 4 | fp32 |" in gpu_table.sections(tmp_path)
 
 
 def test_what_a_test_net_adds_is_measured_where_it_can_be(tmp_path):

@@ -86,6 +86,7 @@ def add(commands: Any) -> None:
     )
     options.add_math(parser)
     options.add_dtype(parser)
+    options.add_streams(parser)
     parser.add_argument(
         "--json", metavar="FILE", help="write bytes as JSON; - writes that and nothing else to the output"
     )
@@ -114,6 +115,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         measured=args.measure,
         dtype=args.dtype,
         make_device=_device_maker(args),
+        backward_streams=args.backward_streams,
     )
     if args.json:
         write_json(args.json, _json(args.model, schemes))
@@ -138,6 +140,7 @@ def _draw(args: argparse.Namespace, output: Output) -> bool:
         input_shapes=dict(args.input_shape),
         dtype=args.dtype,
         make_device=_device_maker(args),
+        backward_streams=args.backward_streams,
     )
     if args.trace:
         write_trace(found["planned"], args.trace)

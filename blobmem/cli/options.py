@@ -132,6 +132,18 @@ def add_graphs(parser: Any) -> None:
     )
 
 
+def add_streams(parser: Any) -> None:
+    """--backward-streams."""
+    parser.add_argument(
+        "--backward-streams",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="2: let a GPU compute gradients of parameters beside those of data, which takes another workspace "
+        "(default: %(default)s)",
+    )
+
+
 def add_math(parser: Any) -> None:
     """--math and --deterministic, which say what algorithms a GPU may use."""
     parser.add_argument(

@@ -48,6 +48,7 @@ def add(commands: Any) -> None:
     options.add_device(parser)
     options.add_dtype(parser)
     options.add_graphs(parser)
+    options.add_streams(parser)
     options.add_memory(parser, ("keep", "train"), "keep")
     parser.add_argument("--json", metavar="FILE", help="write the times as JSON; - writes that alone to the output")
 
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     _replace_absent_data(spec, {**stated_shapes(specs), **dict(args.input_shape)}, args, output)
     tests = args.phase == "TEST"
     given = {"device": args.device, "dtype": args.dtype, "memory": args.memory}
-    net = nets.build(spec, batch=args.batch, forward_only=tests, **given)
+    streams = args.backward_streams
+    net = nets.build(spec, batch=args.batch, forward_only=tests, backward_streams=streams, **given)
     _fill_inputs(net)
     with output.progress(args.iterations + 1, "pass") as bar:
         result = _measure(net, args.iterations, bar)

@@ -59,6 +59,7 @@ def add(commands: Any) -> None:
     options.add_device(parser)
     options.add_dtype(parser)
     options.add_graphs(parser)
+    options.add_streams(parser)
     parser.add_argument(
         "--log",
         type=Path,
@@ -105,6 +106,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             stages=args.stage,
             skip_damaged=args.skip_damaged,
             memory=args.memory,
+            backward_streams=args.backward_streams,
         )
         if args.weights:
             load_weights([solver.net, *solver.test_nets], args.weights, output)

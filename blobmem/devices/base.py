@@ -99,6 +99,7 @@ class Device(ABC):
         statistics: what it holds and has done.
         of_thread: what others keep for each thread that uses the device.
         graphs: whether work can be captured and queued again as one (`capture`).
+        streams: how many a thread's ops can be queued on, beside each other.
         faults: where kernels that have not finished when they return put bad values; None where all have.
     """
 
@@ -107,6 +108,7 @@ class Device(ABC):
     compute: bool = True
     family: str = "host"
     graphs: bool = False
+    streams: int = 1
     faults: Any = None
 
     def __init__(self) -> None:
@@ -198,6 +200,14 @@ class Device(ABC):
     def compute_stream(self) -> Stream | None:
         """The stream that this thread's ops are queued on; None where they have finished when they return."""
         return None
+
+    def side_stream(self) -> Stream | None:
+        """A second stream of this thread's, beside `compute_stream`; None where there is none."""
+        return None
+
+    def queue_on(self, stream: Stream) -> None:
+        """Queue this thread's ops on that one of its two streams from now on; it is its `compute_stream` then."""
+        raise DeviceError(f"{self.name} has no other stream to queue on than its own")
 
     def running(self) -> AbstractContextManager[object]:
         """To be held during a run of ops."""

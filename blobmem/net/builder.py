@@ -140,6 +140,7 @@ def build_nets(
     skip_damaged: bool = False,
     memory: str = "keep",
     keep: Iterable[str] = (),
+    backward_streams: int = 1,
 ) -> Nets:
     """The train net and the test nets of a solver or net file, sharing parameters and every eligible blob.
 
@@ -155,6 +156,7 @@ def build_nets(
             all of them into one arena, instead of blobs by name. Where the train net has layers whose shapes depend on
             values, all keep their blobs, and share them by name.
         keep: as for Net, names of blobs of any of the nets.
+        backward_streams: as for Net.
 
     Raises NetError for anything wrong in the files.
     """
@@ -166,6 +168,7 @@ def build_nets(
     seed = default_seed() if seed is None else seed
     common: dict[str, Any] = {
         "device": device, "seed": seed, "dtype": dtype, "input_shapes": input_shapes, "skip_damaged": skip_damaged,
+        "backward_streams": backward_streams,
     }  # fmt: skip
     train = _build(train_spec, batch=train_batch, memory=memory, **common)
     nets = Nets(train)

@@ -22,6 +22,7 @@ from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import moves
 from blobmem.memory.reordered import turned_later
 from blobmem.memory.slot import Slot
+from blobmem.net.lanes import Lanes, make, prepare
 from blobmem.ops.call import Operand
 from blobmem.ops.host.random import Draws
 
@@ -36,24 +37,28 @@ _MOST_RUNS = 64  # before another one, where captured steps do not stay good
 _MOST_GRAPHS = 2  # of the same steps
 
 
-def pieces(program: Sequence[Step], device: Device) -> list[Step | Captured]:
-    """The steps of a program, runs of those that can be captured in one piece each."""
-    result: list[Step | Captured] = []
+def pieces(program: Sequence[Step], device: Device) -> list[Step | Captured | Lanes]:
+    """The steps of a program, runs of those that can be captured, or be queued on two streams, in one piece each."""
+    result: list[Step | Captured | Lanes] = []
     for run in _runs(program):
         if len(run) >= LEAST and device.graphs and not run[0].eager:
             result.append(Captured(run, device))
+        elif any(step.lane for step in run) and not run[0].eager:
+            result.append(Lanes(run, device, _turned_within))
         else:
             result += run
     return result
 
 
-def why_eager(found: Iterable[Step | Captured], device: Device) -> dict[Step, str]:
+def why_eager(found: Iterable[Step | Captured | Lanes], device: Device) -> dict[Step, str]:
     """Of each step in such pieces, why it is queued by itself in every run; "" where it becomes part of a graph."""
     reasons: dict[Step, str] = {}
     alone = "too few calls in a row for a graph" if device.graphs else "the device captures nothing"
     for piece in found:
         if isinstance(piece, Captured):
             reasons |= dict.fromkeys(piece.steps, piece.refused)
+        elif isinstance(piece, Lanes):
+            reasons |= dict.fromkeys(piece.steps, alone)
         else:
             reasons[piece] = piece.eager or alone
     return reasons
@@ -177,6 +182,7 @@ class Captured:
         "_expected",
         "_graphs",
         "_keepers",
+        "_lanes",
         "_last",
         "_moved",
         "_moves",
@@ -199,15 +205,15 @@ class Captured:
 
     def __init__(self, steps: Sequence[Step], device: Device) -> None:
         self.steps, self.refused = list(steps), ""
-        self._device = device
+        self._device, self._lanes = device, Lanes(steps, device, _turned_within)
         self._adding = [step for step in steps if step.accumulators and not step.begins and not step.once]
         self._graphs: dict[tuple[bool, ...], _Graph] = {}
         self._runs: Counter[tuple[bool, ...]] = Counter()  # one by one, since there was no graph
         self._wait = _RUNS
         self._again: _Graph | None = None  # what was launched last, if nothing else has run since
 
-    def run(self, stream: Stream | None, scratch: SyncedMemory) -> None:
-        """Run the steps, given this thread's stream and workspace."""
+    def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        """Run the steps, given this thread's stream and workspaces."""
         if self._again is not None and self._is_as_left(self._again, stream, scratch):
             self._again.launch()
             return
@@ -227,13 +233,13 @@ class Captured:
                 self._graphs.clear()
                 self._begin_anew()
                 for step, turns in zip(self._taken, turned, strict=True):  # which have accessed what they use
-                    _make(turns)
-                    step.launch([None if bound is None else bound.array for bound in step.bound])
+                    make(turns)
+                    step.renew()
+                    step.launch()
             return
         ripe = self._runs[before] >= self._wait and not memory_package.debug
         if not (ripe and self._capture(before, stream, scratch)):
-            for step in self.steps:
-                step.run(stream, scratch)
+            self._lanes.run(stream, scratch)
             self._runs[before] += 1
 
     @property
@@ -247,31 +253,29 @@ class Captured:
 
     # ---------------------------------------------------------------- capturing
 
-    def _capture(self, before: tuple[bool, ...], stream: Stream | None, scratch: SyncedMemory) -> bool:
+    def _capture(self, before: tuple[bool, ...], stream: Stream | None, scratch: Sequence[SyncedMemory]) -> bool:
         """Capture the steps and run what was captured; False, with nothing done, if one has to run by itself first."""
         steps = [step for step in self.steps if not (step.once and step.is_done())]
         within = _turned_within(steps)
         if any(step.once for step in steps) or not steps or within is None:
             return False
-        turned: list[list[Any]] = []
-        for step, memories in zip(steps, within, strict=True):
-            with turned_later(memories) as turns:
-                step.prepare(stream, scratch)
-            turned.append(turns)
+        turned = prepare(steps, within, stream, scratch)
         varied: list[tuple[Step, Any, list[Any]]] = []
         at = steps[0]
 
         def queue(graph: Any) -> None:
-            nonlocal at
-            for at, turns in zip(steps, turned, strict=True):
-                _make(turns)
-                if at.varies or any(isinstance(value, Draws) for value in at.attributes.values()):
+            def one(step: Step) -> None:
+                nonlocal at
+                at = step
+                if step.varies or any(isinstance(value, Draws) for value in step.attributes.values()):
                     told = graph.varied()
-                    arguments = [_on(told, argument) for argument in at.arguments]
-                    varied.append((at, told, arguments))
-                    at.launch(arguments)
+                    arguments = [_on(told, argument) for argument in step.arguments]
+                    varied.append((step, told, arguments))
+                    step.launch(arguments)
                 else:
-                    at.launch()
+                    step.launch()
+
+            self._lanes.each(steps, turned, one)
 
         try:
             native = self._device.capture(queue)
@@ -282,7 +286,7 @@ class Captured:
             self._graphs.clear()
             self._wait, self.refused = 1 << 62, f"layer '{at.call.layer_name}': {error}"
             for step, turns in zip(steps, turned, strict=True):
-                _make(turns)
+                make(turns)
                 step.launch()
             return True
         if self._graphs and not self._hold(self._changed(), stream, scratch):  # what was just accessed has moved
@@ -312,14 +316,18 @@ class Captured:
         return result
 
     def _remember(
-        self, steps: Sequence[Step], turned: list[set[SyncedMemory]], stream: Stream | None, scratch: SyncedMemory
+        self,
+        steps: Sequence[Step],
+        turned: list[set[SyncedMemory]],
+        stream: Stream | None,
+        scratch: Sequence[SyncedMemory],
     ) -> None:
         """What the graphs rely on."""
         self._taken, self._turned = steps, turned
         # the accesses to each keeper: numbers of the step and, in its order, the operand; the scratch comes last
         self._uses: dict[SyncedMemory, list[tuple[int, int]]] = {}
         for number, step in enumerate(steps):
-            found = [bound.keeper for bound in step.order] + [step.room or scratch] * step.takes_scratch
+            found = [bound.keeper for bound in step.order] + [step.room or scratch[step.lane]] * step.takes_scratch
             for at, keeper in enumerate(found):
                 self._uses.setdefault(keeper, []).append((number, at))
         within = set[SyncedMemory]().union(*turned)
@@ -331,7 +339,7 @@ class Captured:
         keepers = self._keepers = list(self._uses)
         self._versions = [keeper.version for keeper in keepers]
         self._stream, self._moves = stream, moves()
-        self._scratch = scratch if scratch in keepers else None
+        self._scratch = scratch if any(workspace in self._uses for workspace in scratch) else None
         # slots are many, and have the epoch of their arena, which is looked at once
         slots = [keeper for keeper in keepers if isinstance(keeper, Slot)]
         whole = dict.fromkeys(keeper.place.memory if isinstance(keeper, Slot) else keeper for keeper in keepers)
@@ -358,7 +366,7 @@ class Captured:
             self._sums = [(memory, memory.epoch, *place) for memory, place in begun.items()]
             self._expected = [memory.epoch + (memory in begun) for memory in self._whole]
 
-    def _is_as_left(self, graph: _Graph, stream: Stream | None, scratch: SyncedMemory) -> bool:
+    def _is_as_left(self, graph: _Graph, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> bool:
         """Whether the graph is what to launch, and no access needs to be repeated; it is then as if all had been."""
         if stream is not self._stream or moves() != self._moves or memory_package.debug:
             return False
@@ -374,7 +382,7 @@ class Captured:
             step.attributes["accumulate"] = not fresh
         return True
 
-    def _hold(self, changed: set[SyncedMemory], stream: Stream | None, scratch: SyncedMemory) -> bool:
+    def _hold(self, changed: set[SyncedMemory], stream: Stream | None, scratch: Sequence[SyncedMemory]) -> bool:
         """Whether all that the graphs use is where it was; `changed` are those of it whose epochs have moved."""
         if stream is not self._stream or memory_package.debug:
             return False
@@ -411,8 +419,10 @@ class Captured:
         for number, at in sorted({use for keeper in changed for use in self._uses.get(keeper, ())}):
             step = self._taken[number]
             if at == len(step.order):
-                room = step.room or self._scratch
-                assert room is not None
+                room = step.room
+                if room is None:
+                    assert self._scratch is not None
+                    room = self._scratch[step.lane]
                 step.access_scratch(room, stream)
                 continue
             bound, begins = step.order[at], False
@@ -447,11 +457,6 @@ class _Place:
                 return False
         reordered = self.memory.reordered
         return operand.form is None or (reordered is not None and reordered.array is self.keeper)
-
-
-def _make(turns: Iterable[tuple[Any, ...]]) -> None:
-    for turn, *arguments in turns:
-        turn(*arguments)
 
 
 def _on(device: Any, argument: Any) -> Any:

@@ -17,6 +17,7 @@ from blobmem.net.plan import (
     Parts,
     Plan,
     Remade,
+    beside,
     in_parts,
     read_tops,
     recompute,
@@ -45,6 +46,7 @@ class Compilation:
     kept: frozenset[str]
     passes: frozenset[str]
     memory: str
+    backward_streams: int
     forward_only: bool
     device: devices.Device
     identity: Any
@@ -159,10 +161,14 @@ class Compilation:
         self._parts = self._in_parts(forward)
         if self._parts is not None:
             forward = self._parts.calls
+        if self.backward_streams > 1:
+            beside(backward)
         read_again = {view.memory for each in backward for view in each.reads}
         schedules = self._had_before(forward, backward) or (
             Schedule(forward, self.device, False, self._done[0], self._images_last, passing - read_again),
-            Schedule(backward, self.device, False, self._done[1], self._images_last, passing, before=forward),
+            Schedule(
+                backward, self.device, False, self._done[1], self._images_last, passing, forward, self.backward_streams
+            ),
         )
         self._spans = {}
         if self._arena is not None:

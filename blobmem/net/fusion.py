@@ -49,6 +49,7 @@ def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[Syn
                 and group.call.op in ops
                 and all(last.get(each.view.memory, group.stop) < group.stop for each in group.skipped)
             ):
+                group.call.stream = min(each.stream for each in calls[at : group.stop])
                 found[at] = group
                 break
             group = None
@@ -382,9 +383,9 @@ def _dtypes(call: Call) -> list[Any]:
     return [operand.blob.dtype for operand in call.present()]
 
 
-_UPDATES = ("sgd_update", "nesterov_update", "adagrad_update", "rmsprop_update", "adadelta_update", "adam_update")
+UPDATES = ("sgd_update", "nesterov_update", "adagrad_update", "rmsprop_update", "adadelta_update", "adam_update")
 _MATCHES = {
-    **dict.fromkeys(_UPDATES, (_updates,)),
+    **dict.fromkeys(UPDATES, (_updates,)),
     "sumsq": (_sums_of_squares,),
     "batch_norm_forward": (_normalize_sum_forward, _normalize_forward),
     "batch_norm_inference": (_normalize_forward,),

@@ -68,6 +68,9 @@ class Net(Access, Placement, Compilation):
             take a large batch in parts, one after another, where that saves much; blobs that live only within them are
             then never whole (with memory="keep" they are). It is for nets that only run forward, and the default where
             memory is "inference"; () is none. A device that computes deterministically has none.
+        backward_streams: 2 lets a GPU compute gradients of parameters beside those of data, and branches beside each
+            other, on a second stream with a workspace of its own. The bits are the same. Devices without streams, the
+            CPU say, do as with 1.
         source: the file that a message came from, for error messages.
 
     Attributes:
@@ -82,6 +85,7 @@ class Net(Access, Placement, Compilation):
         device: where it computes now.
         memory: as given.
         kept: names of the blobs that stay readable whatever `memory` is.
+        backward_streams: as given.
         passes: those that are applied where they can be. To run only some of the layers that take parts, to have
             callbacks about layers, or `debug_info`, ends "parts" for good.
         param: the NetParameter that it was built from, splits inserted.
@@ -111,6 +115,7 @@ class Net(Access, Placement, Compilation):
         memory: str = "keep",
         keep: Iterable[str] = (),
         passes: Iterable[str] | None = None,
+        backward_streams: int = 1,
         source: str = "",
     ) -> None:
         Access.__init__(self)
@@ -136,7 +141,9 @@ class Net(Access, Placement, Compilation):
         self._context = Context(self.device, phase, self.state, self.source, dtype, shapes, skip_damaged)
         if memory not in MEMORY:
             raise ValueError(f"memory is one of {', '.join(MEMORY)}, not {memory!r}")
-        self.memory = memory
+        if backward_streams not in (1, 2):
+            raise ValueError(f"backward_streams is 1 or 2, not {backward_streams!r}")
+        self.memory, self.backward_streams = memory, backward_streams
         self.forward_only = forward_only or memory == "inference"
         self.passes = self._checked_passes(passes)
         graph = wire(self.param, self._context, self.forward_only, exact)

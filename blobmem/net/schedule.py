@@ -19,9 +19,10 @@ from blobmem.memory.blob import moves
 from blobmem.memory.reordered import extent
 from blobmem.memory.slot import Slot
 from blobmem.memory.synced import shrinks
-from blobmem.memory.workspace import workspace
+from blobmem.memory.workspace import workspace, workspaces
 from blobmem.net.captured import Captured, pieces, why_eager
 from blobmem.net.fusion import Group, groups
+from blobmem.net.lanes import Lanes, Place
 from blobmem.net.layouts import channels_last, reordered_of
 from blobmem.ops.call import Call, Operand, begins_sum
 from blobmem.ops.registry import ArraySpec, Op, table
@@ -98,7 +99,7 @@ class _Bound:
     That stays good while the operand's view, the stream, and the epoch of what keeps the bytes (`keeper`) are the same.
     """
 
-    __slots__ = ("array", "dtype", "epoch", "keeper", "operand", "shape", "view")
+    __slots__ = ("address", "array", "dtype", "epoch", "keeper", "operand", "shape", "view")
 
     def __init__(self, operand: Operand) -> None:
         self.operand = operand
@@ -107,6 +108,7 @@ class _Bound:
         self.view: Any = None  # the operand's, which `Step` keeps up to date
         self.keeper: Any = None
         self.array: Any = None
+        self.address = 0  # on the device
         self.epoch = -1
 
     def resolve(self, side: Side, device: Device, intent: Intent, stream: Stream | None) -> None:
@@ -115,13 +117,14 @@ class _Bound:
         address = memory.access(side, view.offset, view.nbytes, intent, stream)
         if side is _HOST:
             self.array = memory.host_array(view.offset, self.shape, self.dtype, lend=False)
-        elif device.compute:
+        else:
             self._be_at(device, address)
         self.keeper, self.epoch = memory, memory.epoch
 
     def _be_at(self, device: Device, address: int) -> None:
+        self.address = address
         # what is no more than an address stays right while that is the same
-        if getattr(self.array, "address", None) != address:
+        if device.compute and getattr(self.array, "address", None) != address:
             self.array = device.as_array(address, self.shape, self.dtype)
 
     def is_kept(self) -> bool:
@@ -151,9 +154,7 @@ class _BoundLast(_Bound):
         view = self.view
         reordered = reordered_of(view.memory)
         assert self.operand.form is not None
-        address = reordered.access(view, self.operand.form, intent, stream)
-        if device.compute:
-            self._be_at(device, address)
+        self._be_at(device, reordered.access(view, self.operand.form, intent, stream))
         self.keeper, self.epoch = reordered.array, reordered.epoch
 
     def is_kept(self) -> bool:
@@ -200,9 +201,15 @@ def _in_float32(fn: Callable[..., None], intents: Sequence[Intent | None]) -> Ca
 
 
 class Step:
-    """A call bound to a device: its op, the side it runs on, its operands and its scratch."""
+    """A call bound to a device: its op, the side it runs on, its operands and its scratch.
+
+    Attributes:
+        lane: the number of the stream that it is queued on, of `streams`.
+        accessed: how often it had to look where what it uses is.
+    """
 
     __slots__ = (
+        "accessed",
         "accumulators",
         "arguments",
         "attributes",
@@ -215,11 +222,13 @@ class Step:
         "eager",
         "faults",
         "fn",
+        "lane",
         "moves",
         "once",
         "order",
         "room",
         "scratch",
+        "scratch_at",
         "scratch_epoch",
         "scratch_of",
         "side",
@@ -228,7 +237,7 @@ class Step:
         "varies",
     )
 
-    def __init__(self, call: Call, device: Device, on_host: bool, done: Done) -> None:
+    def __init__(self, call: Call, device: Device, on_host: bool, done: Done, streams: int = 1) -> None:
         self.call = call
         self.once = call.once
         self.done = done
@@ -238,6 +247,7 @@ class Step:
         op = None if call.on_host else _find_op(str(call.op), "host" if on_host else device.family)
         on_host = on_host or op is None or op.family != device.family
         self.side = Side.HOST if on_host else Side.DEVICE
+        self.lane = 0 if on_host or streams == 1 else call.stream
         self.faults = None if on_host else device.faults
         self.bound = [
             None if operand is None else (_Bound if operand.form is None else _BoundLast)(operand)
@@ -253,7 +263,7 @@ class Step:
         self.moves = -1  # at the last run
         self.scratch_of: weakref.ref[SyncedMemory] | None = None  # and the workspace that it used
         self.scratch_epoch = -1
-        self.scratch = 0
+        self.scratch = self.scratch_at = self.accessed = 0
         self.room: SyncedMemory | None = None  # where it has its scratch, if not in the thread's workspace
         self.takes_scratch = op is not None and op.workspace is not None and op.family != "host"
         self.eager = self._why_eager(op)
@@ -286,8 +296,8 @@ class Step:
         for bound in self.order:
             yield from bound.needs(self.side)
 
-    def run(self, stream: Stream | None, scratch: SyncedMemory) -> None:
-        """Run the call, given this thread's stream and workspace."""
+    def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        """Run the call, given this thread's stream and workspaces."""
         if self.once and self.is_done():
             return
         self.prepare(stream, scratch)
@@ -296,7 +306,7 @@ class Step:
         if self.once:
             self.done.views, self.done.attributes = self._views(), dict(self.attributes)
 
-    def prepare(self, stream: Stream | None, scratch: SyncedMemory) -> None:
+    def prepare(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         """Access all that the call uses."""
         if self.side is _HOST:
             stream = None
@@ -314,11 +324,11 @@ class Step:
         else:
             self._resolve(known, fresh, stream)
         if self.takes_scratch:
-            scratch = self.room or scratch
+            room = self.room or scratch[self.lane]
             used = self.scratch_of
-            if not known or used is None or used() is not scratch or scratch.epoch != self.scratch_epoch:
-                self.attributes["ws"] = self.access_scratch(scratch, stream)
-                self.scratch_of, self.scratch_epoch = weakref.ref(scratch), scratch.epoch
+            if not known or used is None or used() is not room or room.epoch != self.scratch_epoch:
+                self.attributes["ws"] = self.access_scratch(room, stream)
+                self.scratch_of, self.scratch_epoch = weakref.ref(room), room.epoch
 
     def launch(self, arguments: Sequence[Any] | None = None) -> None:
         """Queue the call, which was prepared; with arguments in place of its own."""
@@ -385,8 +395,21 @@ class Step:
                 operand = bound.operand
                 intent = Intent.OVERWRITE if fresh and operand.accumulate else operand.intent
                 bound.resolve(self.side, self.device, intent, stream)
-        self.arguments = [None if bound is None else bound.array for bound in self.bound]
+        self.renew()
         self.moves, self.stream = now, stream
+
+    def renew(self) -> None:
+        """Use the arrays that its operands were last resolved to."""
+        self.arguments = [None if bound is None else bound.array for bound in self.bound]
+        self.accessed += 1
+
+    def places(self) -> list[Place]:
+        """What it uses of the device, where it was when it was prepared last."""
+        found = [
+            (bound.address, bound.address + bound.view.nbytes, bound.operand.intent is not Intent.READ)
+            for bound in self.order
+        ]
+        return [*found, (self.scratch_at, self.scratch_at + self.scratch, True)] if self.takes_scratch else found
 
     def access_scratch(self, memory: SyncedMemory, stream: Stream | None) -> Any:
         if not self.scratch:
@@ -394,6 +417,8 @@ class Step:
         address = memory.access(self.side, 0, self.scratch, Intent.OVERWRITE, stream)
         if self.side is _HOST:
             return memory.host_array(0, (self.scratch,), np.uint8, lend=False)
+        self.scratch_at = address
+        self.accessed += 1
         return self.device.as_array(address, (self.scratch,), np.uint8)
 
 
@@ -441,6 +466,7 @@ class Unit(NamedTuple):
         calls: these calls as they run, and the one that may run in their place.
         scratch: bytes of workspace that any of these takes on the schedule's side.
         travels: some of it runs on the other side, so that its arrays are copied to and fro.
+        lane: the number of the stream that it is queued on.
     """
 
     start: int
@@ -448,6 +474,7 @@ class Unit(NamedTuple):
     calls: list[Call]
     scratch: int
     travels: bool
+    lane: int = 0
 
 
 class Schedule:
@@ -458,7 +485,7 @@ class Schedule:
     `done` is what `once` calls remember; schedules of one net that follow each other hand it on, so that none of them
     does again, over what a script may have written since, what an earlier one has done. `images_last` keeps images
     channels last (`layouts`). `passing` are memories that nobody reads but these calls (`fusion.groups`). `before` are
-    calls that run before these and fill arrays for them.
+    calls that run before these and fill arrays for them. `streams` is how many of them calls may be queued on.
     """
 
     def __init__(
@@ -470,8 +497,10 @@ class Schedule:
         images_last: bool = False,
         passing: Container[SyncedMemory] = (),
         before: Sequence[Call] = (),
+        streams: int = 1,
     ) -> None:
         self.calls = list(calls)
+        self.streams = min(streams, device.streams)
         self._shapes = _shapes(calls)
         self.device = device
         self.images_last = images_last
@@ -483,8 +512,10 @@ class Schedule:
             place = (call.layer, call.layer_name, call.op)
             mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()
             count[place] += call.once
-            self._steps.append(Step(call, device, self.side is Side.HOST, mark))
-        self._fused = {at: (group.stop, Step(group.call, device, False, Done())) for at, group in found.items()}
+            self._steps.append(Step(call, device, self.side is Side.HOST, mark, self.streams))
+        self._fused = {
+            at: (group.stop, Step(group.call, device, False, Done(), self.streams)) for at, group in found.items()
+        }
         written = {view.memory for call in (*before, *calls) for view in call.writes} if images_last else set()
         for bound in self._bounds():
             if isinstance(bound, _BoundLast):
@@ -492,7 +523,7 @@ class Schedule:
         self._run_of = {position: at for at, group in found.items() for position in range(at, group.stop)}
         self._skipped = {at: group.skipped for at, group in found.items() if group.skipped}
         self._programs: dict[tuple[int, int | None], list[Step]] = {}
-        self._captured: dict[tuple[int, int | None], list[Step | Captured]] = {}
+        self._captured: dict[tuple[int, int | None], list[Step | Captured | Lanes]] = {}
         self._needs = _Constant([])
         self._views: list[View] | None = None
         self._moves = -1  # when these were found
@@ -518,6 +549,7 @@ class Schedule:
                 [step.call for step in steps],
                 max((step.scratch for step in steps if step.side is self.side), default=0),
                 any(step.side is not self.side for step in steps),
+                steps[-1].lane,
             )
             for start, stop, steps in self._units()
         ]
@@ -574,7 +606,7 @@ class Schedule:
         whole = (operands for at, operands in self._skipped.items() if start <= at and self._fused[at][0] <= stop)
         return {operand.view.memory for operands in whole for operand in operands}
 
-    def _pieces(self, start: int, stop: int | None) -> list[Step | Captured]:
+    def _pieces(self, start: int, stop: int | None) -> list[Step | Captured | Lanes]:
         found = self._captured.get((start, stop))
         if found is None:
             found = self._captured[start, stop] = pieces(self._program(start, stop), self.device)
@@ -599,18 +631,21 @@ class Schedule:
             graph.write_dot(names[-1])
         return names
 
-    def scratch_bytes(self, start: int = 0, stop: int | None = None) -> int:
-        """Bytes of workspace on the side where the device computes."""
-        program = self._program(start, stop)
-        return max((step.scratch for step in program if step.side is self.side and step.room is None), default=0)
+    def scratch_bytes(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Bytes of each stream's workspace on the side where the device computes."""
+        most = [0] * self.streams
+        for step in self._program(start, stop):
+            if step.side is self.side and step.room is None:
+                most[step.lane] = max(most[step.lane], step.scratch)
+        return most
 
     def needs(self, start: int = 0, stop: int | None = None) -> list[Need]:
         """All the capacity that a run of these calls will use, workspace included."""
         return self.blob_needs(start, stop) + self.scratch_need(self.scratch_bytes(start, stop))
 
-    def scratch_need(self, nbytes: int) -> list[Need]:
-        """So many bytes of the workspace. It is another memory in each thread, so nobody should keep this."""
-        return [Need(workspace(self.device), self.side, nbytes)] if nbytes else []
+    def scratch_need(self, sizes: Iterable[int]) -> list[Need]:
+        """So many bytes of each workspace. They are other memories in each thread, so nobody should keep this."""
+        return [Need(workspace(self.device, lane), self.side, nbytes) for lane, nbytes in enumerate(sizes) if nbytes]
 
     def blob_needs(self, start: int = 0, stop: int | None = None) -> list[Need]:
         """The capacity that a run of these calls will use of the memories that blobs are in."""
@@ -655,7 +690,7 @@ class Schedule:
 
     def run(self, start: int = 0, stop: int | None = None) -> None:
         """Run the calls; what they need should have been secured."""
-        stream, scratch = self.device.compute_stream(), workspace(self.device)
+        stream, scratch = self.device.compute_stream(), workspaces(self.device, self.streams)
         try:
             with self.device.running():
                 for piece in self._pieces(start, stop):

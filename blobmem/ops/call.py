@@ -115,6 +115,7 @@ class Call:
         attributes: the op's keywords.
         once: runs again only after one of its operands moved (constant fillers, loss weights).
         layer: the index of the layer that emitted it, and its name; the net fills them in.
+        stream: 1 if it may run beside those of 0, on a second stream, where there is one (`net.plan.streams`).
     """
 
     op: str | Callable[..., Any]
@@ -123,6 +124,7 @@ class Call:
     once: bool = False
     layer: int = -1
     layer_name: str = ""
+    stream: int = 0
 
     @property
     def on_host(self) -> bool:

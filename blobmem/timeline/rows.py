@@ -91,11 +91,13 @@ def timelines(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     dtype: Any = "float32",
     make_device: Callable[[], Device] | None = None,
+    backward_streams: int = 1,
 ) -> dict[str, list[Timeline]]:
     """By scheme, the train net's timeline and those of the test nets.
 
     "planned" is what `blobmem train` does: offsets are those in the arena, which the nets share. "unplanned" is what
-    nets do that keep their blobs: an array has its own place for the whole pass, and all calls have one workspace.
+    nets do that keep their blobs, on one stream: an array has its own place for the whole pass, and all calls have one
+    workspace.
 
     The arguments are those of `footprint.footprint`. Raises NetError for anything wrong in the files, a shape that
     neither they nor input_shapes state, or a net that cannot be planned: its shapes depend on values, or nothing runs.
@@ -104,10 +106,11 @@ def timelines(
     options: dict[str, Any] = {"train_batch": train_batch, "test_batches": test_batches, "seed": 0, "dtype": dtype}
     options["input_shapes"] = {**stated_shapes(specs), **(input_shapes or {})}
     result = {}
-    for scheme, memory in (("planned", "train"), ("unplanned", "keep")):
+    for scheme, memory, streams in (("planned", "train", backward_streams), ("unplanned", "keep", 1)):
         device = SimulatedDevice(compute=False) if make_device is None else make_device()
         with uncollected():
-            nets = build_nets(specs, share=scheme == "planned", memory=memory, device=device, **options)
+            share = scheme == "planned"
+            nets = build_nets(specs, share, memory=memory, backward_streams=streams, device=device, **options)
             if is_solver(model):
                 updater_for(model, nets.train).place()
             found = _timelines(nets)

@@ -179,6 +179,14 @@ def test_the_prediction_for_cuda_depends_on_the_math(blobmem, no_gpu):
     assert workspace("--math", "fp32") != workspace("--math", "tf32")
 
 
+def test_a_second_stream_has_a_workspace_of_its_own(blobmem, tiny, no_gpu):
+    def workspace(*options):
+        values = document(blobmem, tiny.net, "--device", "cuda", *options)
+        return values["schemes"]["blobs"]["train_purposes"]["workspace"]
+
+    assert workspace("--backward-streams", 2) > workspace() == workspace("--backward-streams", 1)
+
+
 def test_what_the_device_is_made_with(blobmem, tiny, no_gpu, monkeypatch):
     made = []
 

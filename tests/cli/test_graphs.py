@@ -1,8 +1,9 @@
-"""--no-cuda-graphs and --graph-dot of the commands that run nets."""
+"""--no-cuda-graphs, --graph-dot and --backward-streams of the commands that run nets."""
 
 import pytest
 from cuda_devices import needs_compiler
 from cuda_emulation import EmulatedCuda
+from late_streams import LateCuda
 
 from blobmem import devices
 
@@ -53,3 +54,14 @@ def test_without_graphs(blobmem, tiny, made, command):
     assert result.code == 0, result.err
     assert made == [{"graphs": False}] and not list(tiny.folder.glob("*.dot"))
     assert "forward, not captured: data, ip, loss (the device captures nothing)" in result.err
+
+
+@pytest.mark.parametrize("command", ["train", "time"])
+def test_on_two_streams(monkeypatch, blobmem, tiny, command):
+    used = []
+    monkeypatch.setattr(devices, "_gpu", lambda *_: used.append(LateCuda("side")) or used[-1])
+    for streams in (1, 2):
+        result = run(blobmem, tiny, command, "--device", "cuda", "--no-cuda-graphs", "--backward-streams", streams)
+        assert result.code == 0, result.err
+    # layer by layer the only one that learns has nothing to run beside
+    assert [device.queued[True] > 0 for device in used] == [False, command == "train"]

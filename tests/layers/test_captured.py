@@ -1,10 +1,12 @@
-"""Every recorded case and every type of layer, in both phases: what is captured gives the bits of what is not.
+"""Every recorded case and every type of layer, in both phases: what is captured, on two streams, gives the bits of what
+is not, on one.
 
 A layer is here as soon as it has a row in `layer_cases`.
 """
 
 import pytest
-from cuda_devices import EMULATED, EXACT_GPU
+from cuda_devices import EXACT_GPU, needs_compiler
+from late_streams import LateCuda
 from layer_nets import OF_THE_HOST, TEXTS, fill
 
 from blobmem import TEST, TRAIN, Net, layer_types
@@ -21,7 +23,7 @@ def test_every_type_of_layer_is_here():
 
 def trace(name, phase, device):
     """The bytes of all arrays after each of some passes, and how many were written to."""
-    net = Net(TEXTS[name], phase, device=device, seed=1)
+    net = Net(TEXTS[name], phase, device=device, seed=1, backward_streams=2)
     fill(net, name)
     params = [blob for blobs in net.params.values() for blob in blobs]
     found = []
@@ -37,14 +39,14 @@ def trace(name, phase, device):
     return net, found
 
 
-@pytest.mark.parametrize("make", [EMULATED, EXACT_GPU])
+@pytest.mark.parametrize("make", [pytest.param(LateCuda, id="emulated", marks=needs_compiler), EXACT_GPU])
 @pytest.mark.parametrize("phase", [TRAIN, TEST], ids=["train", "test"])
 @pytest.mark.parametrize("name", TEXTS)
 def test_captured_is_what_eager_is(name, phase, make, monkeypatch):
     monkeypatch.setattr(captured, "LEAST", 1)
     monkeypatch.setattr(captured, "_RUNS", 1)
     twin = make()
-    twin.graphs = False
+    twin.graphs, twin.streams = False, 1
     net, found = trace(name, phase, make())
     assert found == trace(name, phase, twin)[1]
     for backward, schedule in enumerate(net.compiled()):

@@ -1,4 +1,5 @@
-"""Captured and eager runs, reads and writes, reshapes and steps in any order: the numbers of a twin that never captures."""
+"""Captured and eager runs, reads and writes, reshapes and steps in any order, on one stream or two: the numbers of a twin
+that never captures and has one."""
 
 import threading
 from unittest import mock
@@ -9,6 +10,7 @@ from cuda_devices import needs_compiler
 from cuda_emulation import EmulatedCuda
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from late_streams import ORDERS, LateCuda
 from net_calls import WAYS, call_net
 
 import blobmem
@@ -37,15 +39,17 @@ SEVERAL = st.integers(1, 4)  # what is done several times is captured, and repla
 WHICH = st.integers(0, 1)  # the train net, or the test net
 
 
-def made(graphs, memory, iter_size):
-    device = EmulatedCuda()
+def made(graphs, memory, iter_size, order=None):
+    device = LateCuda(order) if order and graphs else EmulatedCuda()
     device.graphs = graphs
+    device.streams = 2 if order else 1  # the twin has the same plan, and queues nothing
     param = caffe_pb2.SolverParameter(
         base_lr=0.1, momentum=0.9, lr_policy="inv", gamma=0.1, power=0.5, random_seed=3, iter_size=iter_size,
         test_iter=[2], test_interval=1000, test_initialization=False,
     )  # fmt: skip
     param.net_param.CopyFrom(read_net(NET))
-    return blobmem.get_solver(param, device=device, share=True, forward_only_tests=False, memory=memory)
+    return blobmem.get_solver(param, device=device, share=True, forward_only_tests=False, memory=memory,
+                              backward_streams=2)  # fmt: skip
 
 
 class Mixed(RuleBasedStateMachine):
@@ -61,9 +65,11 @@ class Mixed(RuleBasedStateMachine):
             self.compare()
         self.patch.stop()
 
-    @initialize(memory=st.sampled_from(["keep", "train"]), iter_size=st.integers(1, 2))
-    def make(self, memory, iter_size):
-        self.solvers = [made(graphs, memory, iter_size) for graphs in (True, False)]
+    @initialize(
+        memory=st.sampled_from(["keep", "train"]), iter_size=st.integers(1, 2), order=st.sampled_from([None, *ORDERS])
+    )
+    def make(self, memory, iter_size, order):
+        self.solvers = [made(graphs, memory, iter_size, order) for graphs in (True, False)]
         for which in (0, 1):
             self.fill(which, which)
 

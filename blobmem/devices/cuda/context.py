@@ -222,13 +222,26 @@ class Context:
             return check(bindings().cuStreamCreate(flag), "cuStreamCreate")
 
     def compute_stream(self) -> CudaStream:
-        """This thread's stream."""
+        """The one of this thread's streams on which it queues work now."""
         local = self._local
         try:
             stream: CudaStream = local.stream
         except AttributeError:
             stream = local.stream = CudaStream(self)
         return stream
+
+    def side_stream(self) -> CudaStream:
+        """This thread's second stream."""
+        local = self._local
+        try:
+            stream: CudaStream = local.side
+        except AttributeError:
+            stream = local.side = CudaStream(self)
+        return stream
+
+    def queue_on(self, stream: CudaStream) -> None:
+        """Let this thread queue work on that one of its streams from now on."""
+        self._local.stream = stream
 
     def function(self, source: str, name: str, dtype: np.dtype) -> Any:
         """The CUfunction of a kernel, compiled and loaded if it was not."""
@@ -282,7 +295,7 @@ class Launcher:
         self._pack = packer.pack_into
         self._flat = signature.flat
         self._buffer = ctypes.create_string_buffer(max(packer.size, 1))
-        self._stream = context.compute_stream().native
+        self._stream = context.compute_stream
         self._call = driver.cuLaunchKernel
         size = ctypes.c_size_t(packer.size)
         # the driver's list of pairs that says "arguments are in this buffer, of this size"
@@ -303,6 +316,6 @@ class Launcher:
         self._pack(self._buffer, 0, *self._flat(arguments))
         gx, gy, gz = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         bx, by, bz = (block, 1, 1) if isinstance(block, int) else (*block, 1, 1)[:3]
-        result = self._call(self._function, gx, gy, gz, bx, by, bz, 0, self._stream, 0, self._plain)
+        result = self._call(self._function, gx, gy, gz, bx, by, bz, 0, self._stream().native, 0, self._plain)
         if result[0]:
             raise failure(result[0], f"launching {self.name} on {grid} blocks of {block}")

@@ -40,6 +40,7 @@ class CudaDevice(Device):
     """
 
     family = "cuda"
+    streams = 2
     predicts = False
     workspace_limit: int | None = None  # bytes that a convolution may take; None is the ops' own
 
@@ -260,6 +261,12 @@ class CudaDevice(Device):
 
     def compute_stream(self) -> CudaStream:
         return self.context.compute_stream()
+
+    def side_stream(self) -> CudaStream:
+        return self.context.side_stream()
+
+    def queue_on(self, stream: Stream) -> None:
+        self.context.queue_on(self._stream(stream))
 
     def running(self) -> Turns:
         self.context.bind()

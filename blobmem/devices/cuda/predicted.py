@@ -16,6 +16,7 @@ class PredictedCuda(SimulatedDevice):
 
     name = "cuda (predicted)"
     family = "cuda"
+    streams = CudaDevice.streams
     predicts = True
     workspace_limit: int | None = None
 

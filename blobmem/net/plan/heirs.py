@@ -62,13 +62,15 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
 element is written after all inputs were read there, or whatever else its value depends on. They are of one size."""
 
 
-def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> dict[Hashable, Hashable]:
+def heirs(
+    steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use], until: Sequence[int]
+) -> dict[Hashable, Hashable]:
     """Of places whose bytes another one takes over, which that is; each is taken over once, and takes over one.
 
     Where a step may run as one call or as several, it has to be right both ways.
 
     Args:
-        steps: as `lifetimes` has them.
+        steps, until: as `lifetimes` has them.
         uses: how they use each memory.
     """
     found: dict[Hashable, Hashable] = {}
@@ -89,7 +91,7 @@ def heirs(steps: Sequence[Sequence[Call]], uses: Mapping[SyncedMemory, Use]) -> 
             for new in born:
                 for memory, old in oldest_first:
                     use = uses[memory]
-                    if use.pinned or use.last != index or memory in later:
+                    if use.pinned or use.last != index or use.until != until[index] or memory in later:
                         continue
                     if not use.is_all(old) or use.place(old) in found:
                         continue

@@ -45,7 +45,10 @@ class Lifetimes(NamedTuple):
 
 
 def lifetimes(
-    steps: Sequence[Sequence[Call]], scratch: Sequence[int] = (), keep: Collection[SyncedMemory] = ()
+    steps: Sequence[Sequence[Call]],
+    scratch: Sequence[int] = (),
+    keep: Collection[SyncedMemory] = (),
+    until: Sequence[int] = (),
 ) -> Lifetimes:
     """What the steps of a pass use, and from when to when; of a training iteration forward and backward.
 
@@ -54,6 +57,7 @@ def lifetimes(
             may run in their place. All that these use is in use at one time.
         scratch: bytes of workspace of each step; none if empty.
         keep: memories that somebody reads after the pass.
+        until: for each step, up to which step what it uses counts as used (`streams.kept_until`); its own if empty.
 
     The unit is a memory, that is an array with all that lies over it (in-place tops, splits, flattened tops). It is
     pinned if it is in `keep`, if a `once` call fills it, or if bytes are read that the pass has not written before
@@ -65,6 +69,7 @@ def lifetimes(
     if scratch and len(scratch) != len(steps):
         raise ValueError(f"scratch of {len(scratch)} steps is given, for {len(steps)}")
     uses: dict[SyncedMemory, Use] = {}
+    until = until or range(len(steps))
     for index, calls in enumerate(steps):
         for call in calls:
             for operand in _reads_first(call):
@@ -72,11 +77,11 @@ def lifetimes(
                 use = uses.get(memory)
                 if use is None:
                     use = uses[memory] = Use(index, pinned=memory in keep)
-                use.add(operand, index, call.once)
+                use.add(operand, index, call.once, until[index])
     own = {life.key: life for use in uses.values() if not use.pinned for life in use.lifetimes()}
-    turns = _turns(own, heirs(steps, uses))
+    turns = _turns(own, heirs(steps, uses, until))
     arena = [turn[0]._replace(last=turn[-1].last) for turn in turns]
-    arena += [Lifetime(index, nbytes, index, index) for index, nbytes in enumerate(scratch) if nbytes]
+    arena += [Lifetime(index, nbytes, index, until[index]) for index, nbytes in enumerate(scratch) if nbytes]
     pinned = {place: nbytes for use in uses.values() if use.pinned for place, nbytes in use.places.items()}
     arena.sort(key=lambda life: life.first)
     return Lifetimes(arena, pinned, {turn[0].key: turn for turn in turns if len(turn) > 1})
@@ -88,7 +93,8 @@ def _turns(own: Mapping[Hashable, Lifetime], heir: Mapping[Hashable, Hashable]) 
     turns = [[life] for key, life in own.items() if key not in taken]
     for turn in turns:
         while turn[-1].key in heir:
-            turn.append(own[heir[turn[-1].key]])
+            taking = own[heir[turn[-1].key]]
+            turn[-1:] = [turn[-1]._replace(last=taking.first), taking]
     return turns
 
 
@@ -101,21 +107,23 @@ class Use:
     """How a pass has used a memory so far.
 
     Attributes:
+        first, last: the steps of its first and its last use so far.
+        until: the step up to which it counts as used.
         places: the memories that its bytes are in (its own, and one for them channels last) -> bytes of each.
     """
 
-    __slots__ = ("first", "last", "pinned", "places", "written")
+    __slots__ = ("first", "last", "pinned", "places", "until", "written")
 
     def __init__(self, first: int, pinned: bool) -> None:
-        self.first = self.last = first
+        self.first = self.last = self.until = first
         self.pinned = pinned
         self.places: dict[SyncedMemory, int] = {}
         self.written = Extents()
 
-    def add(self, operand: Operand, index: int, once: bool) -> None:
+    def add(self, operand: Operand, index: int, once: bool, until: int) -> None:
         view = operand.view
         start, stop = view.offset, view.offset + view.nbytes
-        self.last = index
+        self.last, self.until = index, max(self.until, until)
         if operand.intent is Intent.OVERWRITE:
             self.written.put(start, stop, Side.DEVICE)
         else:
@@ -136,4 +144,4 @@ class Use:
         return operand.view.offset == 0 and operand.view.nbytes == self.places[self.place(operand)]
 
     def lifetimes(self) -> Iterable[Lifetime]:
-        return (Lifetime(place, nbytes, self.first, self.last) for place, nbytes in self.places.items())
+        return (Lifetime(place, nbytes, self.first, self.until) for place, nbytes in self.places.items())

@@ -16,6 +16,7 @@ from blobmem.memory.slot import Slot
 from blobmem.net.layouts import turn
 from blobmem.net.plan.arena import layout
 from blobmem.net.plan.liveness import Lifetime, lifetimes
+from blobmem.net.plan.streams import kept_until
 from blobmem.net.plan.uses import Remade
 from blobmem.net.sharing import Halves, Spent, halves
 from blobmem.ops.call import memories
@@ -126,7 +127,10 @@ class Plan:
         free = unseen(lying)
         pinned = {*keep, *(memory for memory in used if memory not in free)}
         pinned.update(memories(call for step in steps if step.travels for call in step.calls))
-        lives = lifetimes([step.calls for step in steps], [step.scratch for step in steps], pinned)
+        calls, scratch = [step.calls for step in steps], [step.scratch for step in steps]
+        lives = lifetimes(calls, scratch, pinned)
+        if any(step.lane for step in steps):
+            lives = lifetimes(calls, scratch, pinned, kept_until(steps, lives))
         offsets, self.nbytes = layout(lives.arena)
         places = {
             own.key: (own, offset)

@@ -109,3 +109,14 @@ def test_a_wild_kernel_ends_in_one_message_and_a_clean_exit(pycuda):
     # PyCUDA's own destructors may say that they failed
     said = [line for line in done.stderr.splitlines() if not pycuda or "Traceback" in line or "rror in" in line]
     assert not said, done.stderr
+
+
+def test_a_thread_has_two_streams_and_queues_on_one(cuda):
+    device = CudaDevice()
+    main, side = device.compute_stream(), device.side_stream()
+    device.queue_on(side)
+    assert device.compute_stream() is side is device.side_stream() and side.handle != main.handle
+    device.queue_on(main)
+    assert device.compute_stream() is main
+    with pytest.raises(DeviceError, match="not one of its streams"):
+        device.queue_on(object())

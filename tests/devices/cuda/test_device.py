@@ -134,6 +134,24 @@ def test_streams_order_work(device):
     assert event.done
 
 
+def test_a_thread_queues_on_one_of_its_two_streams(device):
+    main, side, elsewhere = device.compute_stream(), device.side_stream(), []
+    thread = threading.Thread(target=lambda: elsewhere.extend([device.compute_stream(), device.side_stream()]))
+    device.queue_on(side)
+    thread.start()
+    thread.join()
+    assert device.compute_stream() is side is device.side_stream()
+    assert len({each.handle for each in (main, side, *elsewhere)}) == 4
+    memory = SyncedMemory(64 * MIB, device)
+    address = memory.access(Side.DEVICE, 0, 64 * MIB, "overwrite", main)
+    device.set_bytes(address, 2, 64 * MIB)
+    main.wait(side.record())
+    device.queue_on(main)
+    assert (memory.cpu_data() == 2).all()
+    with pytest.raises(DeviceError, match="not one of its streams"):
+        device.queue_on(object())
+
+
 def test_pins_what_travels_again(device):
     memory = SyncedMemory(4 * MIB, device)
     memory.mutable_cpu_data()[:] = 5

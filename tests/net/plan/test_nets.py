@@ -119,7 +119,7 @@ def whole_pass(net, updates):
         backward = update_early(schedules[1].calls, calls, range(len(schedules[1].calls) + 1))
         schedules = schedules[0], Schedule(backward, net.device)
     calls = [each for schedule in schedules for each in schedule.calls]
-    scratch = [s.scratch_bytes(at, at + 1) for s in schedules for at in range(len(s.calls))]
+    scratch = [s.scratch_bytes(at, at + 1)[0] for s in schedules for at in range(len(s.calls))]
     return calls, scratch, {net.blobs[name].data_view.memory for name in net.outputs}
 
 

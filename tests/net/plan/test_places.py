@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_devices import DEVICES, EXACT_GPU
+from cuda_devices import DEVICES, EXACT_GPU, needs_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late_streams import ORDERS, LateCuda, LateSimulated, launch_late
 from net_calls import WAYS, call_net
 from plan_nets import run_layer_by_layer
 
@@ -24,6 +25,7 @@ from blobmem.memory import Intent, Side
 from blobmem.net import schedule
 from blobmem.net.builder import specs_of
 from blobmem.net.plan import Layout, arena, early
+from blobmem.net.plan import streams as streams_pass
 from blobmem.net.sharing import Halves, Spent
 from blobmem.solvers import updater_for
 
@@ -235,6 +237,37 @@ def test_any_net_is_trained_to_the_same_bits(text, batches, simulated, share):
     assert_same(*traces)
 
 
+@given(
+    nets_at_random(), st.sampled_from(["keep", "train"]), st.sampled_from(ORDERS), st.integers(1, 2),
+    st.sampled_from([0, 2, 12]),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_any_net_is_trained_to_the_same_bits_on_two_streams(text, memory, order, size, lag):
+    """Whichever of the two is late, and however soon bytes are given to others."""
+    traces = []
+    for device, streams in ((LateSimulated(order), 2), (SimulatedDevice(), 1)):
+        net = Net(text, TRAIN, device=device, seed=1, memory=memory, backward_streams=streams)
+        updater = updater_for(f'base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 iter_size: {size}', net)
+        trace = []
+        for turn in range(3):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(schedule.Step, "launch", launch_late)
+                patch.setattr(streams_pass, "LAG", lag)
+                fill_inputs(net, turn)
+                if updater.place(turn < 2):
+                    trace.append(updater.run_in_backward(turn, net.start_forward()))
+                else:
+                    net.clear_param_diffs()
+                    for _ in range(size):
+                        trace.append(net.run_forward())
+                        net.run_backward()
+                    updater.run(turn)
+                trace += [net.blobs["x"].cpu_diff().copy(), net.blobs["end"].cpu_data().copy()]
+                trace += [entry.blob.cpu_data().copy() for entry in net.learnable]
+        traces.append(trace)
+    assert_same(*traces)
+
+
 # -------------------------------------------------------------------- honest lifetimes
 
 
@@ -315,6 +348,26 @@ def test_nor_are_gradients_that_are_dead_once_their_parameters_are_updated(monke
             poisoned_iteration(net)
             memories = {entry.blob.diff_view.memory for entry in net.learnable if entry.lr_mult}
             assert memories <= net._plan.memories
+        else:
+            net.clear_param_diffs()
+            net.run_forward()
+            net.run_backward()
+            updater.run(0)
+        values.append([entry.blob.cpu_data().copy() for entry in net.learnable])
+    assert_same(*values)
+
+
+@needs_compiler
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
+def test_nor_is_what_a_second_stream_uses(monkeypatch, canaries, path):
+    monkeypatch.setattr(early, "SHARE", 1 << 40)
+    values = []
+    for memory, streams in (("keep", 1), ("train", 2)):
+        net = Net(path, TRAIN, device=LateCuda("side"), seed=3, batch=2, memory=memory, backward_streams=streams)
+        updater = updater_for('base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.01', net)
+        if updater.place():
+            updater._set_attributes(net.compiled()[1], 0.1, 1.0, 0)
+            poisoned_iteration(net)
         else:
             net.clear_param_diffs()
             net.run_forward()

@@ -1,0 +1,169 @@
+"""Steps of a schedule that are queued on two streams: in which order, and which of them wait for which.
+
+Two steps may run at a time unless they use the same bytes and one of them writes there; such ones run in the order of
+the schedule. That is found from the addresses that they have, whoever put the arrays there: a plan, in which arrays
+take turns, says where they lie so that there is little to wait for, and is not relied on.
+
+To everybody else it is all on the first stream: steps are accessed for that one, before any of them is queued; the
+second stream begins after what is queued there by then, and at the end the first one waits for the second. What an
+access turns over (`net.captured`) is turned on the stream of its step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blobmem.devices import Device, Event, Stream
+from blobmem.errors import DeviceError
+from blobmem.memory import SyncedMemory
+from blobmem.memory.reordered import turned_later
+
+if TYPE_CHECKING:
+    from blobmem.net.schedule import Step
+
+Turns = list[tuple[Any, ...]]
+"""Of each array that is to be turned over, `memory.reordered.Turn` and its arguments."""
+
+Place = tuple[int, int, bool]
+"""Addresses [start, stop) that a step uses, and whether it writes there."""
+
+
+def waits(lanes: Sequence[int], places: Sequence[Sequence[Place]]) -> list[int]:
+    """For each step the position of the step of the other stream that it waits for; -1 if it need not.
+
+    Streams are in order: it has then come after all steps before that one, too. What an earlier wait has seen to is not
+    waited for again.
+
+    Args:
+        lanes: of each step, the number of its stream, 0 or 1.
+        places: what each uses.
+    """
+    edges = sorted({edge for used in places for start, stop, _ in used if start < stop for edge in (start, stop)})
+    piece = {edge: at for at, edge in enumerate(edges)}
+    # of each stream, for each piece between two edges: the last step that used it, the last that wrote it
+    last_use, last_write = (np.full((2, len(edges)), -1) for _ in range(2))
+    known = [-1, -1]
+    result = []
+    for at, (lane, used) in enumerate(zip(lanes, places, strict=True)):
+        spans = [(slice(piece[start], piece[stop]), writes) for start, stop, writes in used if start < stop]
+        after = max(
+            (int((last_use if writes else last_write)[1 - lane, span].max()) for span, writes in spans), default=-1
+        )
+        result.append(after if after > known[lane] else -1)
+        known[lane] = max(known[lane], after)
+        for span, writes in spans:
+            last_use[lane, span] = at
+            if writes:
+                last_write[lane, span] = at
+    return result
+
+
+def prepare(
+    steps: Iterable[Step],
+    within: Iterable[set[SyncedMemory]],
+    stream: Stream | None,
+    scratch: Sequence[SyncedMemory],
+) -> list[Turns]:
+    """Access all that the steps use, before any of them is queued; what is then to be turned before each.
+
+    `within` has for each step the memories whose bytes earlier ones leave in another order. Others are turned at once.
+    """
+    turned: list[Turns] = []
+    for step, memories in zip(steps, within, strict=True):
+        with turned_later(memories) as turns:
+            step.prepare(stream, scratch)
+        turned.append(turns)
+    return turned
+
+
+def make(turns: Turns) -> None:
+    """Queue what is to be turned."""
+    for turn, *arguments in turns:
+        turn(*arguments)
+
+
+def _places(turns: Turns) -> Iterable[Place]:
+    for _, _, source, target, (*shape, dtype), _ in turns:
+        nbytes = math.prod(shape) * dtype.itemsize
+        yield source, source + nbytes, False
+        yield target, target + nbytes, True
+
+
+class Lanes:
+    """Steps on two streams, none of which is the host's.
+
+    Args:
+        steps: in order.
+        device: where they run.
+        within: gives `prepare`'s of steps; None for such as have to run one by one.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        device: Device,
+        within: Callable[[Sequence[Step]], list[set[SyncedMemory]] | None],
+    ) -> None:
+        self.steps = list(steps)
+        self._device, self._within = device, within
+        self._two = len({step.lane for step in steps}) > 1
+        self._accessed: tuple[Any, ...] = ()
+        self._places: list[list[Place]] = []
+        self._waits: list[int] = []
+
+    def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        """Run the steps, given this thread's stream and workspaces."""
+        beside = stream is not None and self._two and not any(step.once for step in self.steps)
+        within = self._within(self.steps) if beside else None
+        if within is None:
+            for step in self.steps:
+                step.run(stream, scratch)
+        else:
+            self.each(self.steps, prepare(self.steps, within, stream, scratch), lambda step: step.launch())
+
+    def each(self, steps: Sequence[Step], turned: Sequence[Turns], queue: Callable[[Step], None]) -> None:
+        """Have each of the steps, which were prepared, queued by `queue`, on its stream and after what it waits for."""
+        main, side = self._device.compute_stream(), self._device.side_stream() if self._two else None
+        if main is None or side is None:
+            for step, turns in zip(steps, turned, strict=True):
+                make(turns)
+                queue(step)
+            return
+        after = self._order(steps, turned)
+        wanted, ends, now = {*after}, dict[int, Event](), main
+        side.wait(main.record())
+        try:
+            for at, step in enumerate(steps):
+                stream = side if step.lane else main
+                if after[at] >= 0:
+                    stream.wait(ends.pop(after[at]))
+                if stream is not now:
+                    self._device.queue_on(now := stream)
+                make(turned[at])
+                queue(step)
+                if at in wanted:
+                    ends[at] = stream.record()
+        except BaseException:
+            with contextlib.suppress(DeviceError):  # what was raised first says more
+                self._join(main, side)
+            raise
+        self._join(main, side)
+
+    def _join(self, main: Stream, side: Stream) -> None:
+        self._device.queue_on(main)
+        main.wait(side.record())
+
+    def _order(self, steps: Sequence[Step], turned: Sequence[Turns]) -> list[int]:
+        """What each waits for, worked out anew where any of them uses other bytes."""
+        accessed = [step.accessed for step in steps], turned
+        if accessed != self._accessed:
+            places = [[*step.places(), *_places(turns)] for step, turns in zip(steps, turned, strict=True)]
+            if places != self._places:
+                self._places, self._waits = places, waits([step.lane for step in steps], places)
+            self._accessed = accessed
+        return self._waits
