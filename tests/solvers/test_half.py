@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cuda_emulation import EmulatedCuda
+from cuda_devices import EMULATED, EXACT_GPU
 from update_formulas import OPTIONS, fields
 
 from blobmem import dtypes, get_solver
@@ -25,11 +25,19 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "z" bottom: "t" top: "loss"
 SGD = fields("SGD")
 
 
+make_device = None
+
+
+@pytest.fixture(params=[EMULATED, EXACT_GPU], autouse=True)
+def kind_of_device(request, monkeypatch):
+    monkeypatch.setitem(globals(), "make_device", request.param)
+
+
 def solver(tmp_path, dtype, options=SGD, device=None, rate=0.05, **others):
     path = tmp_path / "net.prototxt"
     path.write_text(NET)
     text = f'net: "{path}" base_lr: {rate} lr_policy: "fixed" random_seed: 3 snapshot_prefix: "{tmp_path}/s" {options}'
-    made = get_solver(text, device=device or EmulatedCuda(), dtype=dtype, **others)
+    made = get_solver(text, device=device or make_device(), dtype=dtype, **others)
     x = np.random.default_rng(0).normal(size=(8, 3))
     made.net.blobs["x"].data[...], made.net.blobs["t"].data[...] = x, np.argmax(x, 1)
     return made
@@ -167,14 +175,14 @@ def test_updates_in_backward_are_for_gradients_that_all_fit(tmp_path, dtype):
 def test_captured_is_what_eager_is(tmp_path, monkeypatch):
     monkeypatch.setattr(captured, "LEAST", 1)
     monkeypatch.setattr(captured, "_RUNS", 1)
-    eager = EmulatedCuda()
+    eager = make_device()
     eager.graphs = False
-    one, other = (solver(tmp_path, "float16", device=each) for each in (EmulatedCuda(), eager))
+    one, other = (solver(tmp_path, "float16", device=each) for each in (make_device(), eager))
     for made in (one, other):
         made.updater.load_scaling([2.0**22, 0, 0, 0])  # so that some steps are left out
         made.step(8)
     assert bits(one) == bits(other) and one.updater.steps_left_out
-    assert one.net.device.captured
+    assert {*one.net.why_eager(backward=True).values()} == {""}
 
 
 @pytest.mark.parametrize("scheme", ["blobs", "planned"])
@@ -195,7 +203,7 @@ def test_the_scale_moves_with_the_net(tmp_path):
     made = solver(tmp_path, "float16")
     made.step(1)
     before = bits(made)
-    made.net.move_to(EmulatedCuda())
+    made.net.move_to(make_device())
     made.step(1)
     assert bits(made) != before and made.updater.steps_left_out == 0
     assert all(isinstance(blob, Blob) and blob.device is made.net.device for blob in made.updater._own())
