@@ -41,7 +41,12 @@ KEY = ("net", "batch", "math", "phase")
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", type=words, default=words(NETS), metavar="NET:BATCH,...", help=f"default: {NETS}")
-    parser.add_argument("--maths", type=words, default=["fp32", "tf32"], help="default: fp32,tf32")
+    parser.add_argument(
+        "--maths",
+        type=words,
+        default=["fp32", "tf32"],
+        help="default: fp32,tf32; float16 and bfloat16 are ours alone (--torch none)",
+    )
     parser.add_argument("--phases", type=words, default=["train", "infer"], help="default: train,infer")
     parser.add_argument(
         "--torch", type=variants, default=["eager", "channels_last", "graph"], metavar="VARIANT,...",

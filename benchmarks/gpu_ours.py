@@ -11,7 +11,7 @@ from typing import Any
 import blobmem
 from benchmarks import inputs
 from benchmarks.clock import Contestant, Deadline
-from blobmem import devices
+from blobmem import devices, dtypes
 
 MIB = 2**20
 CLASSES = 10  # of the labels: as many as any net has
@@ -24,7 +24,7 @@ class Ours:
     Args:
         model, batch: a folder of models/ and the batch size.
         phase: "train" (forward, backward, update) or "infer" (the deploy net's forward).
-        math: "fp32" or "tf32".
+        math: "fp32", "tf32", or a dtype of halves, in which the net then is.
         word: the device's ("cuda").
         memory: the net's.
     """
@@ -33,12 +33,14 @@ class Ours:
         self, model: str, batch: int, phase: str, math: str, word: str, deadline: Deadline, memory: str = "keep"
     ) -> None:
         begin = time.perf_counter()
-        self.device = device_of(word, math)
+        dtype = math if math in dtypes.HALVES else "float32"
+        self.device = device_of(word, "fp32" if dtype == math else math)
+        given = {"device": self.device, "dtype": dtype, "memory": memory}
         self._synchronize = waiting(self.device)
         self.solver: Any = None
         with search_clock() as self.searched:
             if phase == "train":
-                self.solver = inputs.solver_of(inputs.with_inputs(model, batch), device=self.device, memory=memory)
+                self.solver = inputs.solver_of(inputs.with_inputs(model, batch), **given)
                 self.net = self.solver.net
                 inputs.fill(self.net, CLASSES)
                 self.solver.step(1)
@@ -46,7 +48,7 @@ class Ours:
                 step = self._train_step() if memory == "keep" else lambda: self.solver.step(1)
             else:
                 net = inputs.with_inputs(model, batch, deploy=True)
-                self.net = blobmem.Net(net, blobmem.TEST, device=self.device, seed=1, forward_only=True, memory=memory)
+                self.net = blobmem.Net(net, blobmem.TEST, seed=1, forward_only=True, **given)
                 inputs.fill(self.net, CLASSES)
                 step = self.net.run_forward  # a deploy net has no loss to read
             self.contestant = Contestant(step, self._synchronize)

@@ -7,6 +7,7 @@ from typing import Any
 
 import blobmem
 from benchmarks.host import images
+from blobmem.dtypes import is_half
 from blobmem.footprint import stated_shapes
 from blobmem.net.builder import specs_of
 from blobmem.net.graph import set_batch
@@ -51,6 +52,10 @@ def solver_of(net: Any, tests: bool = False, **options: Any) -> Any:
 def fill(net: Any, classes: int) -> None:
     """Give a net's inputs their images, and labels if it takes any. Once: its device keeps them."""
     batch, *shape = net.blobs["data"].shape
-    _, labels = images(tuple(shape), classes, batch, net.blobs["data"].data)  # in place: no second one in a peak
+    data = net.blobs["data"].data
+    if is_half(data.dtype):
+        data[...], labels = images(tuple(shape), classes, batch)
+    else:
+        _, labels = images(tuple(shape), classes, batch, data)  # in place: no second one in a peak
     if "label" in net.inputs:
         net.blobs["label"].data[...] = labels

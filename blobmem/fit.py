@@ -52,6 +52,7 @@ def fit(
     test_batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     schemes: Iterable[str] = SCHEMES,
+    dtype: Any = "float32",
     make_device: Callable[[], Device] | None = None,
 ) -> dict[str, Fit]:
     """The largest training batch with which the nets of a file fit, then the largest test batch beside it, by scheme.
@@ -65,7 +66,7 @@ def fit(
         chunks: count whole chunks of 2 MiB, as a GPU maps them.
         test_batch: items in a batch of each test net. If None the training batch is found beside the file's test
             batches, and then the largest ones, the same for all test nets, beside that.
-        input_shapes, schemes, make_device: as for `footprint`.
+        input_shapes, schemes, dtype, make_device: as for `footprint`.
 
     Raises what `footprint` raises.
     """
@@ -76,7 +77,7 @@ def fit(
         test_batches = [test] * tests if test else []
         return footprint(
             model, train_batch=train, test_batches=test_batches, input_shapes=input_shapes, schemes=names,
-            make_device=make_device,
+            dtype=dtype, make_device=make_device,
         )  # fmt: skip
 
     def held(name: str, train: int, test: int | None = test_batch) -> Fit:

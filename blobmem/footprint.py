@@ -119,6 +119,7 @@ def footprint(
     train_batch: int | None = None,
     test_batches: Sequence[int] = (),
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    dtype: Any = np.float32,
     schemes: Iterable[str] = SCHEMES,
     measured: bool = False,
     make_device: Callable[[], Device] | None = None,
@@ -130,6 +131,7 @@ def footprint(
         model: path of a solver or net prototxt, or its message.
         train_batch, test_batches: batch sizes instead of the file's; a net file has as many test nets as batches.
         input_shapes: top name -> shape of one item, for data layers whose database is absent.
+        dtype: as for Net.
         schemes: "separate", "weights" (parameters shared, as Caffe does), "blobs" (shared by name), "planned" (arrays
             take turns in one arena, as `blobmem train` does), "lower bound" (of "planned": what stays, and the most
             that is in use at one moment). A net whose shapes depend on values is not planned, and has no other bound
@@ -145,7 +147,7 @@ def footprint(
     solver = read_solver(model) if is_solver(model) else None
     shapes = {**stated_shapes(specs), **(input_shapes or {})}
     options = {
-        "train_batch": train_batch, "test_batches": test_batches, "input_shapes": shapes,
+        "train_batch": train_batch, "test_batches": test_batches, "input_shapes": shapes, "dtype": dtype,
         "backward_streams": backward_streams,
     }  # fmt: skip
     result = {}

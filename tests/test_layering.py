@@ -21,7 +21,7 @@ LEVELS = [
     {"net_spec", "logs"},
     {"proto"},
 ]
-ANYWHERE = {"errors", "version", "caffe_names"}
+ANYWHERE = {"errors", "version", "caffe_names", "dtypes"}
 LEVEL = {name: depth for depth, names in enumerate(LEVELS) for name in names}
 
 

@@ -36,6 +36,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="where to write; see above")
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     options.add_device(parser)
+    options.add_dtype(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from blobmem.net.builder import specs_of
 
     spec = nets.spec_of(args.model, specs_of(args.model), "TEST")
-    net = nets.build(spec, device=args.device, forward_only=True)
+    net = nets.build(spec, device=args.device, dtype=args.dtype, forward_only=True)
     if net.inputs:
         raise NetError(
             f"{args.model}: {', '.join(net.inputs)} would have to come from you: `blobmem extract-features` needs a "

@@ -69,6 +69,7 @@ def add(commands: Any) -> None:
         "simulated, those of the host's ops",
     )
     options.add_math(parser)
+    options.add_dtype(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         chunks=args.card is not None,
         test_batch=args.test_batch,
         input_shapes=dict(args.input_shape),
+        dtype=args.dtype,
         make_device=_device_maker(args),
     )
     _show(args, room, found, output)

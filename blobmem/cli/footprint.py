@@ -85,6 +85,7 @@ def add(commands: Any) -> None:
         "that the algorithms chosen for an H200 take",
     )
     options.add_math(parser)
+    options.add_dtype(parser)
     options.add_streams(parser)
     parser.add_argument(
         "--json", metavar="FILE", help="write bytes as JSON; - writes that and nothing else to the output"
@@ -112,6 +113,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         test_batches=args.test_batch,
         input_shapes=dict(args.input_shape),
         measured=args.measure,
+        dtype=args.dtype,
         make_device=_device_maker(args),
         backward_streams=args.backward_streams,
     )
@@ -136,6 +138,7 @@ def _draw(args: argparse.Namespace, output: Output) -> bool:
         train_batch=args.train_batch,
         test_batches=args.test_batch,
         input_shapes=dict(args.input_shape),
+        dtype=args.dtype,
         make_device=_device_maker(args),
         backward_streams=args.backward_streams,
     )

@@ -156,6 +156,16 @@ def add_math(parser: Any) -> None:
     )
 
 
+def add_dtype(parser: Any) -> None:
+    """--dtype."""
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float64", "float16", "bfloat16"),
+        default="float32",
+        help="what the net's numbers are (default: %(default)s, as Caffe); float16 and bfloat16 need a GPU",
+    )
+
+
 def words(text: str) -> list[str]:
     """Words with commas between them."""
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -43,6 +43,7 @@ def add(commands: Any) -> None:
     )
     options.add_state(parser)
     options.add_device(parser)
+    options.add_dtype(parser)
     options.add_graphs(parser)
     options.add_memory(parser, ("keep", "inference"), "keep")
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from blobmem.net.builder import specs_of
 
     spec = nets.in_state(nets.spec_of(args.model, specs_of(args.model), "TEST"), args)
-    net = nets.build(spec, device=args.device, forward_only=True, memory=args.memory)
+    net = nets.build(spec, device=args.device, dtype=args.dtype, forward_only=True, memory=args.memory)
     if net.inputs:
         raise NetError(
             f"{args.model}: {', '.join(net.inputs)} would have to come from you: `blobmem test` needs a net with a "

@@ -46,6 +46,7 @@ def add(commands: Any) -> None:
     options.add_input_shape(parser)
     options.add_state(parser)
     options.add_device(parser)
+    options.add_dtype(parser)
     options.add_graphs(parser)
     options.add_streams(parser)
     options.add_memory(parser, ("keep", "train"), "keep")
@@ -64,10 +65,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     spec = nets.in_state(nets.spec_of(args.model, specs, args.phase), args)
     _replace_absent_data(spec, {**stated_shapes(specs), **dict(args.input_shape)}, args, output)
     tests = args.phase == "TEST"
-    net = nets.build(
-        spec, device=args.device, batch=args.batch, forward_only=tests, memory=args.memory,
-        backward_streams=args.backward_streams,
-    )  # fmt: skip
+    given = {"device": args.device, "dtype": args.dtype, "memory": args.memory}
+    streams = args.backward_streams
+    net = nets.build(spec, batch=args.batch, forward_only=tests, backward_streams=streams, **given)
     _fill_inputs(net)
     with output.progress(args.iterations + 1, "pass") as bar:
         result = _measure(net, args.iterations, bar)
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         _run_whole(net)
     nets.show_graphs([net], args.graph_dot, output)
     result = {"model": str(args.model), "version": __version__, "device": net.device.name, "phase": args.phase,
-              "iterations": args.iterations, **result}  # fmt: skip
+              "dtype": args.dtype, "iterations": args.iterations, **result}  # fmt: skip
     if args.json:
         write_json(args.json, result)
     if args.json != "-":

@@ -57,6 +57,7 @@ def add(commands: Any) -> None:
     )
     options.add_state(parser)
     options.add_device(parser)
+    options.add_dtype(parser)
     options.add_graphs(parser)
     options.add_streams(parser)
     parser.add_argument(
@@ -100,6 +101,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             args.solver,
             share=not args.no_share,
             device=args.device,
+            dtype=args.dtype,
             level=args.level,
             stages=args.stage,
             skip_damaged=args.skip_damaged,

@@ -16,6 +16,7 @@ from blobmem.data.prefetch_batch import Batch, LockableBuffer, Spec, places
 from blobmem.data.source import PREFETCH, Batched
 from blobmem.data.transform import Transformer
 from blobmem.devices import Device, Event
+from blobmem.layers.base import EXACT, NET
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, read, write
 
@@ -34,6 +35,7 @@ class ImageBatches(Batched):
     """
 
     input_buffers = ("bytes", "mean")
+    top_kinds = (NET, EXACT)
 
     transformer: Transformer
 
@@ -104,7 +106,7 @@ class ImageBatches(Batched):
         """The arrays of so many batches in bytes."""
         (items, *item), *labels = self.top_shapes
         shapes = [(batches * items, *item), (batches * items, 3), *((batches * items,) for _ in labels)]
-        types = np.dtype(np.uint8), np.dtype(np.int32), np.dtype(self.context.dtype)
+        types = np.dtype(np.uint8), np.dtype(np.int32), self.context.exact
         return list(zip(shapes, types, strict=False))
 
     def _fit(self) -> None:
@@ -113,7 +115,7 @@ class ImageBatches(Batched):
         self.internal_blob("bytes", (self._places[-1],), np.uint8)
         mean = self.transformer.mean_shape(self._record)
         if mean is not None:
-            self.internal_blob("mean", mean)
+            self.internal_blob("mean", mean, self.context.exact)
 
     # ---------------------------------------------------------------- the layer
 
@@ -170,8 +172,9 @@ class ImageBatches(Batched):
         try:
             batch, count = self._lend(position, seed)
         except NotBytes:
-            arrays = [np.empty(shape, self.context.dtype) for shape in self.top_shapes]
+            arrays = [np.empty(shape, self.context.exact) for shape in self.top_shapes]
             self.load(position, seed, arrays)
+            arrays[0] = arrays[0].astype(self.context.dtype, copy=False)
             return Ready(self._passed_over, arrays)
         assert isinstance(batch.buffer, LockableBuffer)
         batch.buffer.lock(device)  # in case that it has grown

@@ -13,7 +13,7 @@ from blobmem.data.options import place_of
 from blobmem.data.order import Orders
 from blobmem.data.source import Batched
 from blobmem.errors import NetError
-from blobmem.layers.base import register_layer
+from blobmem.layers.base import WANTED, register_layer
 from blobmem.memory.blob import Blob
 from blobmem.proto.files import MAX_TEXT, read_bytes
 
@@ -28,6 +28,7 @@ class HDF5Data(Batched):
 
     type = "HDF5Data"
     tops = (1, None)
+    top_kinds = (WANTED,)
     divisible = False  # rows of one file are best read together
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from blobmem.data.hdf5_write import new_file, old_file
 from blobmem.data.options import place_of
 from blobmem.errors import NetError
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import EXACT, Layer, register_layer
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, read
 
@@ -34,6 +34,7 @@ class HDF5Output(Layer):
     bottoms = (2, 2)
     tops = (0, 0)
     propagates = (False,)
+    bottom_kinds = (EXACT,)
     rewinds = True
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:

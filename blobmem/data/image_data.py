@@ -41,7 +41,7 @@ class ImageData(ImageBatches):
             )
         self.color: Color = "color" if options.is_color else "gray"
         self.shuffle: bool = options.shuffle
-        self.transformer = Transformer(self.param.transform_param, self.phase == TRAIN, self.context.dtype, self.error)
+        self.transformer = Transformer(self.param.transform_param, self.phase == TRAIN, self.context.exact, self.error)
         self.damaged = Damaged(place_of(self, "source"))
         self._orders = Orders(self.name)
         self._list: ImageList | None = None

@@ -37,7 +37,7 @@ class Data(ImageBatches):
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         options = self.param.data_param
         batch: int = options.batch_size
-        self.transformer = Transformer(self._transform_param(), self.phase == TRAIN, self.context.dtype, self.error)
+        self.transformer = Transformer(self._transform_param(), self.phase == TRAIN, self.context.exact, self.error)
         self._loader: BatchLoader | None = None
         first = first_position(self, options.rand_skip)
         stated = self.context.input_shapes.get(self.param.top[0])

@@ -12,6 +12,7 @@ import numpy as np
 from blobmem.data.prefetch import Prefetcher
 from blobmem.data.prefetch_batch import Shape
 from blobmem.data.prefetch_line import Load, Shapes
+from blobmem.dtypes import is_half
 from blobmem.errors import NetError
 from blobmem.layers.source import Source
 from blobmem.memory.blob import Blob
@@ -98,7 +99,12 @@ class Batched(Source):
         yield call(self._take, *map(overwrite, top))
 
     def _take(self, *arrays: np.ndarray) -> None:
-        self._batches.take(self.position, self.context.state.seed, arrays)
+        # of numbers that can be reckoned with; a half is rounded once, at the end
+        batch = [np.empty(array.shape, self.context.exact) if is_half(array.dtype) else array for array in arrays]
+        self._batches.take(self.position, self.context.state.seed, batch)
+        for array, values in zip(arrays, batch, strict=True):
+            if values is not array:
+                array[...] = values
         self.position += self.batch
 
     def state_dict(self) -> dict[str, Any]:

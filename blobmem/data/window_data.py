@@ -15,7 +15,7 @@ from blobmem.data.transform import Choice, Transformer, random_words
 from blobmem.data.window_cut import Cut, cut_of, cut_out
 from blobmem.data.window_file import Window, Windows
 from blobmem.errors import NetError
-from blobmem.layers.base import TRAIN, register_layer
+from blobmem.layers.base import EXACT, NET, TRAIN, register_layer
 from blobmem.memory.blob import Blob
 
 
@@ -29,10 +29,11 @@ class WindowData(Batched):
 
     type = "WindowData"
     tops = (1, 2)
+    top_kinds = (NET, EXACT)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         options = self.param.window_data_param
-        self.transformer = Transformer(self.param.transform_param, self.phase == TRAIN, self.context.dtype, self.error)
+        self.transformer = Transformer(self.param.transform_param, self.phase == TRAIN, self.context.exact, self.error)
         batch, self.size = options.batch_size, self.transformer.crop
         if self.size < 1:
             raise self.error("crop_size", "the size of the windows that the net sees, 1 or more", self.size)

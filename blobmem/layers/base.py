@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from blobmem import dtypes
 from blobmem.devices import Device, default
 from blobmem.errors import NetError
 from blobmem.memory.blob import Blob
@@ -24,6 +25,18 @@ from blobmem.ops.host.fillers import Filler
 from blobmem.ops.host.random import Draws, draws_at
 
 TRAIN, TEST = 0, 1
+
+# What a bottom or a top is of, in a net in half precision.
+NET = "net"
+"""The net's dtype."""
+EXACT = "exact"
+"""float32: labels, indices, boxes, losses."""
+ANY = "any"
+"""Bottoms: as it comes."""
+SAME = "same"
+"""Bottoms: all alike, float32 if all are; tops: what the bottom at that place is, or the last one."""
+WANTED = "wanted"
+"""Tops: float32 where a layer takes it so, else the net's."""
 
 _seeds: random.Random | None = None
 
@@ -62,6 +75,11 @@ class Context:
     input_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     skip_damaged: bool = False  # data sources leave out records that cannot be read, instead of stopping
 
+    @property
+    def exact(self) -> np.dtype:
+        """What the net keeps in float32 even if its dtype is a half: statistics, labels, indices, boxes, losses."""
+        return dtypes.exact(np.dtype(self.dtype))
+
 
 class Params(list[Blob]):
     """A layer's parameters."""
@@ -88,6 +106,8 @@ class Layer:
         bottoms, tops: least and greatest number; None for no limit.
         is_loss: its first top carries loss weight 1 unless the prototxt says otherwise.
         propagates: whether each bottom can take a gradient (the last entry stands for all further ones).
+        bottom_kinds, top_kinds: what each is of in a net in half precision, where float32 differs from the net's dtype
+            (the last entry stands for all further ones): NET, EXACT, ANY, SAME or WANTED of `blobmem.layers.base`.
         dynamic: the tops' shapes depend on what is in the bottoms; see `resize`.
         rewinds: a forward pass that fails takes the layer back to the `state_dict` that it began with.
         input_buffers: those of its internal arrays, by purpose, through which data comes to a device.
@@ -108,6 +128,8 @@ class Layer:
     tops: ClassVar[tuple[int, int | None]] = (1, 1)
     is_loss: ClassVar[bool] = False
     propagates: ClassVar[tuple[bool, ...]] = (True,)
+    bottom_kinds: ClassVar[tuple[str, ...]] = (NET,)
+    top_kinds: ClassVar[tuple[str, ...]] = (NET,)
     dynamic: ClassVar[bool] = False
     rewinds: ClassVar[bool] = False
     input_buffers: ClassVar[tuple[str, ...]] = ()
@@ -170,10 +192,12 @@ class Layer:
 
     # ---------------------------------------------------------------- for subclasses to use
 
-    def add_param(self, shape: Sequence[int], filler: Any = None) -> Blob:
-        """A new parameter; a message `filler` (constant 0 when None) says how it starts."""
+    def add_param(self, shape: Sequence[int], filler: Any = None, dtype: Any = None) -> Blob:
+        """A new parameter, of the net's dtype if None is given; a message `filler` (constant 0 when None) says how it
+        starts."""
         index = len(self.blobs)
-        blob = Blob(tuple(shape), dtype=self.context.dtype, device=self.context.device, name=f"{self.name}/{index}")
+        kind = self.context.dtype if dtype is None else dtype
+        blob = Blob(tuple(shape), dtype=kind, device=self.context.device, name=f"{self.name}/{index}")
         self.blobs.append(blob)
         # applied by the net, once it knows that no other layer's parameter and no file takes its place
         self.fillers[index] = self.filler(filler)

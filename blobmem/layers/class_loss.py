@@ -107,9 +107,9 @@ class InfogainLoss(Loss):
         else:
             if self.matrix.size != classes * classes:
                 raise self.error("source", wanted, f"{self.matrix.size}, of shape {self.matrix.shape}")
-            self.internal_blob("infogain", self.square)
+            self.internal_blob("infogain", self.square, self.context.exact)
         top[0].reshape()
-        prob = self.internal_blob("prob", bottom[0].shape)
+        prob = self.internal_blob("prob", bottom[0].shape, self.context.exact)
         if len(top) > 1:
             top[1].reshape_like(bottom[0])
             top[1].share_data(prob)

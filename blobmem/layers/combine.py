@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import ANY, SAME, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -19,6 +19,8 @@ class Eltwise(Layer):
 
     type = "Eltwise"
     bottoms = (2, None)
+    bottom_kinds = (SAME,)
+    top_kinds = (SAME,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         options = self.param.eltwise_param
@@ -72,6 +74,8 @@ class Concat(Layer):
 
     type = "Concat"
     bottoms = (1, None)
+    bottom_kinds = (SAME,)
+    top_kinds = (SAME,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if len(bottom) > 1:
@@ -116,6 +120,8 @@ class Slice(Layer):
 
     type = "Slice"
     tops = (1, None)
+    bottom_kinds = (ANY,)
+    top_kinds = (SAME,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         if len(top) > 1:
@@ -160,6 +166,8 @@ class Split(Layer):
 
     type = "Split"
     tops = (1, None)
+    bottom_kinds = (ANY,)
+    top_kinds = (SAME,)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         for blob in top:
@@ -178,12 +186,34 @@ class Split(Layer):
 
 
 @register_layer
+class Convert(Layer):
+    """The bottom in the net's other dtype. Nets in half precision have it between layers of halves and of float32."""
+
+    type = "Convert"
+    bottom_kinds = (ANY,)
+
+    def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        refuse_in_place(self)
+
+    def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
+        top[0].reshape_like(bottom[0])
+
+    def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
+        yield call("copy", read(bottom[0]), overwrite(top[0]))
+
+    def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
+        if propagate_down[0]:
+            yield call("copy", read_diff(top[0]), overwrite_diff(bottom[0]))
+
+
+@register_layer
 class Silence(Layer):
     """Takes blobs so that they are no outputs of the net; their gradients are zero."""
 
     type = "Silence"
     bottoms = (1, None)
     tops = (0, 0)
+    bottom_kinds = (ANY,)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import ANY, SAME, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -20,6 +20,8 @@ class Crop(Layer):
     type = "Crop"
     bottoms = (2, 2)
     propagates = (True, False)
+    bottom_kinds = (ANY,)
+    top_kinds = (SAME,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import ANY, EXACT, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, read
@@ -25,6 +25,8 @@ class PriorBox(Layer):
     type = "PriorBox"
     bottoms = (2, 2)
     propagates = (False,)
+    bottom_kinds = (ANY,)
+    top_kinds = (EXACT,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)
@@ -110,6 +112,8 @@ class DetectionOutput(Layer):
     bottoms = (3, 4)
     propagates = (False,)
     dynamic = True
+    bottom_kinds = (EXACT,)
+    top_kinds = (EXACT,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)

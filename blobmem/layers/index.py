@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import ANY, EXACT, SAME, Layer, register_layer
 from blobmem.layers.checks import refuse_gradient, refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, accumulate_diff, call, overwrite, overwrite_diff, read, read_diff
@@ -26,6 +26,8 @@ class BatchReindex(Layer):
     type = "BatchReindex"
     bottoms = (2, 2)
     propagates = (True, False)
+    bottom_kinds = (ANY, EXACT)
+    top_kinds = (SAME,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)
@@ -54,6 +56,7 @@ class Embed(Layer):
 
     type = "Embed"
     propagates = (False,)
+    bottom_kinds = (EXACT,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)
@@ -98,6 +101,8 @@ class Filter(Layer):
     bottoms = (2, None)
     tops = (1, None)
     dynamic = True
+    bottom_kinds = (ANY,)
+    top_kinds = (SAME,)
 
     def check_blob_counts(self) -> None:
         super().check_blob_counts()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import EXACT, NET, Layer, register_layer
 from blobmem.layers.checks import refuse_gradient, refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -23,6 +23,8 @@ class Loss(Layer):
     bottoms = (2, 2)
     is_loss = True
     propagates: ClassVar[tuple[bool, ...]] = (True, False)
+    bottom_kinds: ClassVar[tuple[str, ...]] = (NET, EXACT)
+    top_kinds: ClassVar[tuple[str, ...]] = (EXACT,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)
@@ -92,7 +94,7 @@ class SoftmaxWithLoss(Loss):
         outer, _, inner = self.folded = around(bottom[0], axis)
         self.labels = self.label_shape(bottom, outer, inner)
         top[0].reshape()
-        prob = self.internal_blob("prob", bottom[0].shape)
+        prob = self.internal_blob("prob", bottom[0].shape, self.context.exact)
         if len(top) > 1:
             top[1].reshape_like(bottom[0])
             top[1].share_data(prob)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import EXACT, NET, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.layers.loss import around
 from blobmem.memory.blob import Blob
@@ -20,6 +20,8 @@ class Accuracy(Layer):
     bottoms = (2, 2)
     tops = (1, 2)
     propagates = (False,)
+    bottom_kinds = (NET, EXACT)
+    top_kinds = (EXACT,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)
@@ -55,6 +57,7 @@ class ArgMax(Layer):
 
     type = "ArgMax"
     propagates = (False,)
+    top_kinds = (EXACT,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)

@@ -36,7 +36,7 @@ class BatchNorm(Layer):
         self.eps, self.fraction = options.eps, options.moving_average_fraction
         self.channels = 1 if bottom[0].num_axes == 1 else bottom[0].shape[1]
         for shape in ((self.channels,), (self.channels,), (1,)):
-            self.add_param(shape)
+            self.add_param(shape, dtype=self.context.exact)
         for index, spec in enumerate(self.param.param):
             if spec.lr_mult != 0 and spec.HasField("lr_mult"):
                 raise self.error(f"param {index}, lr_mult", "0, since these are statistics", spec.lr_mult)
@@ -54,8 +54,8 @@ class BatchNorm(Layer):
         self.folded = (math.prod(shape[:1]), self.channels, math.prod(shape[2:]))
         if not self.use_global:
             self.internal_blob("normalized", shape)
-            self.internal_blob("mean", (self.channels,))
-            self.internal_blob("inverse_std", (self.channels,))
+            self.internal_blob("mean", (self.channels,), self.context.exact)
+            self.internal_blob("inverse_std", (self.channels,), self.context.exact)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         if not bottom[0].count:

@@ -41,7 +41,7 @@ class Normalize(Layer):
             raise self.error("bottom", f"{self.channels} channels on axis 1", bottom[0].describe())
         top[0].reshape_like(bottom[0])
         self.folded = (images, channels, bottom[0].count_of(2))
-        self.internal_blob("norm", (images, self.folded[2]) if self.each else (images,))
+        self.internal_blob("norm", (images, self.folded[2]) if self.each else (images,), self.context.exact)
         if top[0] is bottom[0]:
             self.internal_blob("bottom", bottom[0].shape)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from blobmem.layers.base import register_layer
+from blobmem.layers.base import EXACT, NET, register_layer
 from blobmem.layers.loss import Loss, rows
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -26,6 +26,7 @@ class EuclideanLoss(_OfPairs):
 
     type = "EuclideanLoss"
     propagates = (True,)
+    bottom_kinds = (NET,)
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().reshape(bottom, top)
@@ -78,6 +79,7 @@ class ContrastiveLoss(_OfPairs):
     type = "ContrastiveLoss"
     bottoms = (3, 3)
     propagates = (True, True, False)
+    bottom_kinds = (NET, NET, EXACT)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().setup(bottom, top)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from blobmem.layers.base import TRAIN, Layer, register_layer
+from blobmem.layers.base import EXACT, NET, TRAIN, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -26,6 +26,7 @@ class Pooling(Layer):
 
     type = "Pooling"
     tops = (1, 2)
+    top_kinds = (NET, EXACT)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from blobmem.caffe_names import install_as_caffe
-from blobmem.layers.base import Context, Layer, register_layer
+from blobmem.layers.base import ANY, Context, Layer, register_layer
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, read, read_diff, write, write_diff
 
@@ -30,6 +30,7 @@ class Python(Layer):
     bottoms: ClassVar[tuple[int, int | None]] = (0, None)
     tops: ClassVar[tuple[int, int | None]] = (0, None)
     dynamic = True
+    bottom_kinds = (ANY,)
 
     def __init__(self, param: Any, context: Context) -> None:
         super().__init__(param, context)

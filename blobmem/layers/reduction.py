@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import EXACT, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -19,6 +19,7 @@ class Reduction(Layer):
     """
 
     type = "Reduction"
+    top_kinds = (EXACT,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import EXACT, NET, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -46,6 +46,8 @@ class Proposal(Layer):
     tops = (1, 2)
     propagates = (False,)
     dynamic = True
+    bottom_kinds = (EXACT,)
+    top_kinds = (EXACT,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)
@@ -118,6 +120,7 @@ class ROIPooling(Layer):
     type = "ROIPooling"
     bottoms = (2, 2)
     propagates = (True, False)
+    bottom_kinds = (NET, EXACT)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)

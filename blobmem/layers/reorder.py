@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import ANY, SAME, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -14,6 +14,8 @@ from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_d
 class _Transposed(Layer):
     """The bottom, seen in a shape `folded`, with its axes in another order; in its own order it is the top itself."""
 
+    bottom_kinds = (ANY,)
+    top_kinds = (SAME,)
     folded: tuple[int, ...]
     order: tuple[int, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import EXACT, NET, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, overwrite_diff, read, read_diff
@@ -105,6 +105,7 @@ class Upsample(_Resample):
     """
 
     type = "Upsample"
+    bottom_kinds = (NET, EXACT)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import ANY, SAME, Layer, register_layer
 from blobmem.layers.checks import refuse_in_place
 from blobmem.memory.blob import Blob
 
 
 class _Alias(Layer):
+    bottom_kinds = (ANY,)
+    top_kinds = (SAME,)
+
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         refuse_in_place(self)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from blobmem.errors import BlobmemError
-from blobmem.layers.base import Layer, register_layer
+from blobmem.layers.base import EXACT, NET, WANTED, Layer, register_layer
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, accumulate_diff, call, overwrite, read, read_diff, write
 
@@ -26,6 +26,7 @@ class Input(Source):
     """Blobs that the user fills."""
 
     type = "Input"
+    top_kinds = (WANTED,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         shapes = self.param.input_param.shape
@@ -44,6 +45,7 @@ class DummyData(Source):
     """Blobs filled by fillers: constants once, random ones anew in every pass."""
 
     type = "DummyData"
+    top_kinds = (WANTED,)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         options = self.param.dummy_data_param
@@ -87,6 +89,7 @@ class MemoryData(Source):
 
     type = "MemoryData"
     tops = (2, 2)
+    top_kinds = (NET, EXACT)
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         options = self.param.memory_data_param
@@ -105,8 +108,9 @@ class MemoryData(Source):
     def reset(self, data: np.ndarray, labels: np.ndarray) -> None:
         """Serve these from their start on: data (items, channels, height, width), labels (items,).
 
-        Arrays of the net's dtype that are C-contiguous and writable become the memory of the tops, a batch at a time;
-        others are copied once. Raises ValueError unless the number of items is the same and a multiple of the batch.
+        Arrays of the tops' dtypes (of labels float32, if the net's is a half) that are C-contiguous and writable become
+        the memory of the tops, a batch at a time; others are copied once. Raises ValueError unless the number of items
+        is the same and a multiple of the batch.
         """
         batch = self.param.memory_data_param.batch_size
         if data.shape[1:] != self.item or not len(data) or len(data) % batch:
@@ -116,8 +120,8 @@ class MemoryData(Source):
             )
         if np.size(labels) != len(data):
             raise ValueError(f"layer '{self.name}' takes as many labels as items, {len(data)}; got {np.size(labels)}")
-        kept = (np.require(array, self.context.dtype, ("C", "W")) for array in (data, np.reshape(labels, -1)))
-        self._arrays, self.position = (next(kept), next(kept)), 0
+        kept = np.require(data, self.context.dtype, ("C", "W"))
+        self._arrays, self.position = (kept, np.require(np.reshape(labels, -1), self.context.exact, ("C", "W"))), 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blobmem import devices
+from blobmem.dtypes import is_half
 from blobmem.errors import DeviceError, NetError, SharedBlobError
 from blobmem.memory.synced import SyncedMemory
 from blobmem.memory.views import Intent, Side, View
@@ -88,7 +89,7 @@ class Blob:
 
     Args:
         *shape: dimensions, as integers or one sequence. No dimension at all is a scalar.
-        dtype: any NumPy float or integer type; float32 by default.
+        dtype: any NumPy float or integer type, or bfloat16 of ml_dtypes; float32 by default.
         device: where the device side lives; the default device when None.
         name: used for allocations and in messages.
 
@@ -100,7 +101,7 @@ class Blob:
 
     def __init__(self, *shape: Any, dtype: Any = np.float32, device: Device | None = None, name: str = "") -> None:
         self.dtype = np.dtype(dtype)
-        if self.dtype.kind not in "fiu" or not self.dtype.isnative:
+        if (self.dtype.kind not in "fiu" and not is_half(self.dtype)) or not self.dtype.isnative:
             raise TypeError(f"a blob holds floats or integers in this machine's byte order, not {self.dtype}")
         self.name = name
         self.owner: Any = None

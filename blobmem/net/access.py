@@ -167,7 +167,7 @@ class Access:
     def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
         """Have the net's MemoryData layer serve these arrays, (items, channels, height, width) and (items,).
 
-        Arrays of the net's dtype that are C-contiguous and writable are not copied: each pass reads what is in them
+        Arrays of the tops' dtypes that are C-contiguous and writable are not copied: each pass reads what is in them
         then. Raises NetError if there is no such layer, ValueError if the arrays do not fit it.
         """
         for node in self.nodes:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from blobmem.errors import NetError
+from blobmem import dtypes
+from blobmem.devices import Device
+from blobmem.errors import DeviceError, NetError
 from blobmem.layers.base import Context, Layer, create_layer
 from blobmem.memory.blob import Blob
 from blobmem.proto import caffe_pb2
@@ -55,8 +57,10 @@ class Graph:
     inputs: list[str]
 
 
-def wire(param: Any, context: Context, forward_only: bool = False) -> Graph:
+def wire(param: Any, context: Context, forward_only: bool = False, exact: Container[str] = ()) -> Graph:
     """Create the layers, set them up, shape their blobs and decide which gradients are needed.
+
+    The blobs named in `exact` are of float32 though the net is of another dtype.
 
     Raises NetError naming file, layer and field for anything wrong in the prototxt.
     """
@@ -70,7 +74,7 @@ def wire(param: Any, context: Context, forward_only: bool = False) -> Graph:
         if message.name in seen:
             raise NetError(f"{context.source}: two layers of this phase are named '{message.name}'; names are unique")
         seen.add(message.name)
-        node = _append(_with_automatic_top(message, taken), context, blobs, unused)
+        node = _append(_with_automatic_top(message, taken), context, blobs, unused, exact)
         _set_up(node)
         _mark_needs(node, needs, param.force_backward)
         nodes.append(node)
@@ -87,7 +91,9 @@ def wire(param: Any, context: Context, forward_only: bool = False) -> Graph:
     return Graph(nodes, blobs, learnable, sorted(unused), inputs)
 
 
-def _append(message: Any, context: Context, blobs: dict[str, Blob], unused: dict[str, None]) -> Node:
+def _append(
+    message: Any, context: Context, blobs: dict[str, Blob], unused: dict[str, None], exact: Container[str]
+) -> Node:
     layer = create_layer(message, context)
     bottom_names, top_names = list(layer.param.bottom), list(layer.param.top)
     if message.propagate_down and len(message.propagate_down) != len(bottom_names):
@@ -105,7 +111,8 @@ def _append(message: Any, context: Context, blobs: dict[str, Blob], unused: dict
         if name in blobs and not in_place:
             raise layer.error("top", "a name that no earlier layer produces (in place: the same bottom)", f"'{name}'")
         if not in_place:
-            blobs[name] = Blob(dtype=context.dtype, device=context.device, name=name)
+            dtype = context.exact if name in exact else context.dtype
+            blobs[name] = Blob(dtype=dtype, device=context.device, name=name)
         unused[name] = None
     bottom, top = [blobs[name] for name in bottom_names], [blobs[name] for name in top_names]
     losses = [(blob, weight) for i, blob in enumerate(top) if (weight := layer.loss_weight(i))]
@@ -280,9 +287,10 @@ def _mark_used_gradients(nodes: Sequence[Node], outputs: set[str]) -> None:
             written.update(name for name, need in zip(node.bottom_names, node.bottom_need, strict=True) if need)
 
 
-def float_dtype(dtype: Any) -> np.dtype:
-    """The dtype, if nets can compute in it. Raises TypeError otherwise."""
-    result = np.dtype(dtype)
-    if result not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise TypeError(f"a net computes in float32 or float64, not {result}")
-    return result
+def check_device(dtype: np.dtype, device: Device) -> None:
+    """Raise DeviceError for a dtype in which the device does not compute."""
+    if dtypes.is_half(dtype) and device.compute and device.family == "host":
+        raise DeviceError(
+            f"nets of {dtype} compute on a GPU, not on {device.name}: give device='cuda' (--device cuda), or take "
+            "dtype float32"
+        )

@@ -27,7 +27,7 @@ from blobmem.net.plan import (
 )
 from blobmem.net.schedule import Done, Schedule, Span, first_uses, joints
 from blobmem.net.sharing import NeverWhole, SharingGroup, halves
-from blobmem.ops.call import Call, call, memories, overwrite_diff
+from blobmem.ops.call import Call, call, memories, overwrite_diff, read
 from blobmem.ops.registry import table
 
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
@@ -74,6 +74,7 @@ class Compilation:
         self._parts: Parts | None = None  # how the forward schedule takes the batch
         self._arena: Arena | None = None
         self._plan: Plan | None = None
+        self._loss_scale: Blob | None = None
 
     # ---------------------------------------------------------------- schedules
 
@@ -87,8 +88,7 @@ class Compilation:
             layer = node.layer
             calls = list(layer.forward(node.bottom, node.top))
             if node.need_backward:
-                # once, so that a script may set another gradient of the loss afterwards
-                calls += [call("fill", overwrite_diff(blob), value=weight, once=True) for blob, weight in node.losses]
+                calls += [self._begin(blob, weight) for blob, weight in node.losses]
             forward += of_layer(calls, index, layer)
         for index in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[index]
@@ -96,6 +96,19 @@ class Compilation:
                 calls = list(node.layer.backward(node.bottom, node.top, node.bottom_need))
                 backward += of_layer(calls, index, node.layer)
         return forward, backward
+
+    def _begin(self, loss: Blob, weight: float) -> Call:
+        """What gives a loss the gradient that backward begins with."""
+        if self._loss_scale is not None:
+            return call("fill_scaled", read(self._loss_scale), overwrite_diff(loss), value=weight)
+        # once, so that a script may set another gradient of the loss afterwards
+        return call("fill", overwrite_diff(loss), value=weight, once=True)
+
+    def scale_losses(self, scale: Blob | None) -> None:
+        """Multiply the gradients of losses, and so all, by what a blob has in a pass; None: leave them as they are."""
+        if scale is not self._loss_scale:
+            self._end_plan()
+            self._loss_scale, self._schedules, self._spans = scale, None, {}
 
     def reshape(self) -> None:
         """Let every layer give its tops their shapes anew, from the input blobs on."""

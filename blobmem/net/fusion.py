@@ -355,11 +355,12 @@ def _concat_backward(calls: Sequence[Call], at: int) -> Group | None:
 
 
 def _updates(calls: Sequence[Call], at: int) -> Group | None:
-    """Updates of parameters that share no arrays, with the same attributes."""
+    """Updates of parameters that share no arrays, with the same attributes; all may read the scale of the losses."""
     first, places, stop = calls[at], set[Any](), at
     while _is(calls, stop, str(first.op)):
         call = calls[stop]
-        mine = {_place(operand) for operand in call.operands}
+        own = call.operands[:-1] if call.attributes.get("scaled") else call.operands
+        mine = {_place(operand) for operand in own}
         if call.attributes != first.attributes or _dtypes(call) != _dtypes(first) or mine & places:
             break
         places |= mine

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from blobmem.devices import Device
+from blobmem.dtypes import is_half
 from blobmem.memory import SyncedMemory
 from blobmem.memory.reordered import Form, Reordered
 from blobmem.ops.call import Call, Operand
@@ -59,6 +60,8 @@ def is_faster(calls: Sequence[Call], device: Device) -> bool:
     known = getattr(device, "channels_last", False)
     if known is not None:
         return bool(known)
+    if any(call.op in _SEEDS and is_half(call.operand(0).blob.dtype) for call in calls):
+        return True  # tensor cores want them so
     from blobmem.ops.cuda.conv import milliseconds
 
     def total(convolutions: Iterable[Call]) -> float:
@@ -107,13 +110,13 @@ def channels_last(calls: Sequence[Call]) -> list[Call]:
 
 def _turning(old: Call, new: Call, users: Mapping[Place, list[Call]]) -> Call:
     """The call, channels last; or for a convolution over a net's images, which only such read, one that turns them over
-    by itself: tensor cores take no less than four channels anyway."""
+    by itself: tensor cores take no less than 16 bytes of channels anyway."""
     if old.op not in _OVER_IMAGES:
         return new
     x = old.operand(0)
     place = (x.view.memory, x.view.offset)
     over = all(each.op in _OVER_IMAGES and _places(each).index(place) == 0 for each in users[place])
-    if not over or x.op_shape[1] >= 4 or new.operand(0).form is None:
+    if not over or x.op_shape[1] >= 16 // x.blob.dtype.itemsize or new.operand(0).form is None:
         return new
     operands = (x, *new.operands[1:])
     return dataclasses.replace(new, operands=operands, attributes={**new.attributes, "layout": "NCHW to NHWC"})
@@ -121,6 +124,9 @@ def _turning(old: Call, new: Call, users: Mapping[Place, list[Call]]) -> Call:
 
 _OVER_IMAGES = frozenset({"conv_forward", "conv_backward_weights"})
 """The ops that know the layout "NCHW to NHWC", of their first operand."""
+
+_MOVED: dict[int, Any] = {1: np.uint8, 2: np.float16, 4: np.float32}
+"""What an array is moved as, whatever it stands for, by the bytes of an element; masks may be in bytes."""
 
 _MEASURED_FROM = 2.0  # ms that a net's convolutions take
 _WORTH = 0.95  # of the convolutions' time: the rest pays for turning arrays over where other ops want them
@@ -159,7 +165,7 @@ def _image(operand: Operand | None) -> Shape | None:
     """The (images, channels, height, width) of an operand; None for anything else."""
     if operand is None or len(operand.blob.shape) != 4 or not operand.blob.count:
         return None
-    if operand.blob.dtype.itemsize not in (1, 4):  # masks may be in bytes
+    if operand.blob.dtype.itemsize not in _MOVED:
         return None
     return operand.array_shape
 
@@ -198,7 +204,7 @@ def turn(device: Any, source: int, target: int, form: Form, back: bool) -> None:
     from blobmem.ops.cuda import layout
 
     images, channels, positions, dtype = form
-    dtype = np.dtype(np.uint8 if dtype.itemsize == 1 else np.float32)  # only moved, whatever it stands for
+    dtype = np.dtype(_MOVED[dtype.itemsize])
     first, last = (images, channels, positions), (images, positions, channels)
     if back:
         layout.to_channels_first(device.as_array(source, last, dtype), device.as_array(target, first, dtype))

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from blobmem import devices
+from blobmem import devices, dtypes
 from blobmem.errors import NetError, SharedBlobError
 from blobmem.layers.base import TEST, TRAIN, Context, Layer, PassState, default_seed
 from blobmem.memory import SyncedMemory
@@ -20,13 +20,14 @@ from blobmem.memory.blob import Blob, moves
 from blobmem.memory.slot import Slot
 from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
-from blobmem.net.build import Node, float_dtype, resize, uncollected, wire
+from blobmem.net.build import Node, check_device, resize, uncollected, wire
 from blobmem.net.compilation import Compilation, of_layer, shapes_of
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.inplace import stale_reads
 from blobmem.net.losses import LossReader
 from blobmem.net.placement import Placement
 from blobmem.net.plan import Arena
+from blobmem.net.precision import insert_conversions
 from blobmem.net.schedule import Need, Schedule, Span, first_uses, secure
 from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
 from blobmem.proto.text import is_text, read_net
@@ -50,7 +51,8 @@ class Net(Access, Placement, Compilation):
         level, stages: the rest of the net state that include and exclude rules look at; stages add to the model's own.
         device: where it computes; None is the default device, which the net then follows (`set_mode_gpu`).
         seed: what random draws and fillers are a function of; the default seed when None.
-        dtype: float32 or float64.
+        dtype: float32, float64, or on a GPU float16 or bfloat16, by name or as NumPy has it (bfloat16 of ml_dtypes). In
+            halves statistics, labels, indices, boxes and losses are of float32.
         batch: batch size given to all data and input layers, if not None.
         input_shapes: top name -> shape of one item, for data layers whose source is absent.
         params_from: a net whose parameters this one shares, by layer name.
@@ -131,7 +133,11 @@ class Net(Access, Placement, Compilation):
         self.name: str = self.param.name
         self.state = PassState(default_seed() if seed is None else seed)
         shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
-        dtype = float_dtype(dtype)
+        dtype = dtypes.of(dtype)
+        check_device(dtype, self.device)
+        exact: frozenset[str] = frozenset()
+        if dtypes.is_half(dtype):
+            self.param, exact = insert_conversions(self.param, self.source)
         self._context = Context(self.device, phase, self.state, self.source, dtype, shapes, skip_damaged)
         if memory not in MEMORY:
             raise ValueError(f"memory is one of {', '.join(MEMORY)}, not {memory!r}")
@@ -140,7 +146,7 @@ class Net(Access, Placement, Compilation):
         self.memory, self.backward_streams = memory, backward_streams
         self.forward_only = forward_only or memory == "inference"
         self.passes = self._checked_passes(passes)
-        graph = wire(self.param, self._context, self.forward_only)
+        graph = wire(self.param, self._context, self.forward_only, exact)
         self.nodes = graph.nodes
         self.blobs: dict[str, Blob] = graph.blobs
         self.learnable = graph.learnable
@@ -173,6 +179,11 @@ class Net(Access, Placement, Compilation):
                 del layer.blobs[:]
         if weights is not None:
             self.copy_trained_layers_from(weights)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """What the net's numbers are."""
+        return np.dtype(self._context.dtype)
 
     # ---------------------------------------------------------------- building
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from blobmem import dtypes
 from blobmem.devices import HOST
 from blobmem.layers.base import Context
 from blobmem.memory.blob import Blob
-from blobmem.net.build import Graph, Node, float_dtype, wire
+from blobmem.net.build import Graph, Node, wire
 from blobmem.net.builder import Spec
 from blobmem.net.graph import filter_net, net_state, set_batch
 
@@ -30,7 +31,7 @@ def outline(
     if batch is not None:
         set_batch(param, batch)
     shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
-    context = Context(HOST, spec.phase, source=spec.source, dtype=float_dtype(dtype), input_shapes=shapes)
+    context = Context(HOST, spec.phase, source=spec.source, dtype=dtypes.of(dtype), input_shapes=shapes)
     return wire(param, context)
 
 

@@ -11,7 +11,7 @@ from blobmem.layers.base import Context
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.net import weights as weight_files
-from blobmem.net.build import Node
+from blobmem.net.build import Node, check_device
 
 if TYPE_CHECKING:
     from blobmem.net.plan import Arena, Plan
@@ -71,7 +71,8 @@ class Placement:
         return [memory for memory in dict.fromkeys(view.memory for view in views) if memory not in planned]
 
     def _leave(self, device: devices.Device) -> None:
-        """Have on the host all that is to move to that device."""
+        """Have on the host all that is to move to that device. DeviceError where the net's dtype cannot be."""
+        check_device(self._context.dtype, device)
         with self.group.lock:
             for memory in self._memories():
                 if memory.device is not device:

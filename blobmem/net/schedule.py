@@ -12,6 +12,7 @@ import numpy as np
 
 from blobmem import memory as memory_package
 from blobmem.devices import HOST, Device, Stream
+from blobmem.dtypes import exact, is_half
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.blob import moves
@@ -186,6 +187,19 @@ class Done:
             return False
 
 
+def _in_float32(fn: Callable[..., None], intents: Sequence[Intent | None]) -> Callable[..., None]:
+    """An op of the host on halves, for which none is written: on copies of float32, which round what it writes."""
+
+    def run(*arrays: Any, **attributes: Any) -> None:
+        copies = [array if array is None else array.astype(exact(array.dtype), copy=False) for array in arrays]
+        fn(*copies, **attributes)
+        for array, values, intent in zip(arrays, copies, intents, strict=True):
+            if values is not array and intent is not Intent.READ:
+                array[...] = values
+
+    return run
+
+
 class Step:
     """A call bound to a device: its op, the side it runs on, its operands and its scratch.
 
@@ -258,8 +272,11 @@ class Step:
             specs = [None if b is None else ArraySpec(tuple(b.shape), b.dtype) for b in self.bound]
             cases = [{"accumulate": False}, {"accumulate": True}] if self.accumulators else [{}]
             known = {} if op.family == "host" else {"device": device}
-            self.scratch = max(op.workspace_bytes(*specs, **self.attributes, **case, **known) for case in cases)
             self.fn = op.fn
+            if op.family == "host" and any(is_half(spec.dtype) for spec in specs if spec is not None):
+                specs = [None if spec is None else ArraySpec(spec.shape, exact(spec.dtype)) for spec in specs]
+                self.fn = _in_float32(op.fn, [None if each is None else each.intent for each in call.operands])
+            self.scratch = max(op.workspace_bytes(*specs, **self.attributes, **case, **known) for case in cases)
         else:
             assert callable(call.op)
             self.fn = call.op

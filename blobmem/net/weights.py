@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blobmem.dtypes import exact
 from blobmem.errors import NetError
+from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import Intent
 from blobmem.proto import caffe_pb2, hdf5
-from blobmem.proto.arrays import blob_shape, has_values, shape_matches
+from blobmem.proto.arrays import blob_shape, fill_blob, has_values, shape_matches
 from blobmem.proto.files import write_atomic
 from blobmem.proto.text import read_net_binary, write_binary
 
 if TYPE_CHECKING:
     from blobmem.layers.base import Layer
     from blobmem.net.net import Net
+
+
+Values = Mapping[SyncedMemory, np.ndarray]
+Unrounded = Mapping[SyncedMemory, Blob]
+NOTHING: Mapping[SyncedMemory, Any] = MappingProxyType({})
 
 
 def share_params(params: dict[str, list[Blob]], other: dict[str, list[Blob]]) -> set[str]:
@@ -46,14 +54,16 @@ def share_params(params: dict[str, list[Blob]], other: dict[str, list[Blob]]) ->
     return {name for name, _, _ in pairs}
 
 
-def load(net: Net, weights: Any) -> list[str]:
+def load(net: Net, weights: Any, unrounded: Unrounded = NOTHING) -> list[str]:
     """Copy parameters from a caffemodel (binary or HDF5) or a NetParameter into the net's layers of the same names;
     returns those names.
+
+    What lies in a memory of `unrounded` goes to the blob there, too, of float32 where the parameter is a half.
 
     Everything is checked before the first value is copied. Raises NetError.
     """
     if isinstance(weights, str | os.PathLike) and hdf5.is_hdf5(weights):
-        return load_hdf5(net, weights)
+        return load_hdf5(net, weights, unrounded)
     source = os.fspath(weights) if isinstance(weights, str | os.PathLike) else "the net given"
     param = read_net_binary(weights) if isinstance(weights, str | os.PathLike) else weights
     pairs = [(layer, net.params[layer.name]) for layer in param.layer if layer.name in net.params]
@@ -79,11 +89,13 @@ def load(net: Net, weights: Any) -> list[str]:
     for layer, blobs in pairs:
         for proto, blob in zip(layer.blobs, blobs, strict=True):
             blob.from_proto(proto, reshape=False)
+            if (exact_one := unrounded.get(blob.data_view.memory)) is not None:
+                exact_one.from_proto(proto, reshape=False)
     return [layer.name for layer, _ in pairs]
 
 
-def to_proto(net: Net, write_diff: bool = False) -> Any:
-    """The net's NetParameter, with parameters in it."""
+def to_proto(net: Net, write_diff: bool = False, values: Values = NOTHING) -> Any:
+    """The net's NetParameter, with parameters in it; `values` are written in place of what lies in those memories."""
     result = caffe_pb2.NetParameter(name=net.name)
     for layer in (node.layer for node in net.nodes):
         message = result.layer.add()
@@ -91,6 +103,8 @@ def to_proto(net: Net, write_diff: bool = False) -> Any:
         del message.blobs[:]
         for blob in layer.blobs:
             message.blobs.append(blob.to_proto(write_diff))
+            if (array := values.get(blob.data_view.memory)) is not None:
+                fill_blob(message.blobs[-1], array.reshape(blob.shape))
     return result
 
 
@@ -102,26 +116,33 @@ def save(net: Net, path: str | os.PathLike[str], write_diff: bool = False) -> No
 # -------------------------------------------------------------------- HDF5, as Caffe writes it: /data/LAYER/INDEX
 
 
-def to_hdf5(net: Net, write_diff: bool = False) -> bytes:
+def to_hdf5(net: Net, write_diff: bool = False, values: Values = NOTHING) -> bytes:
     """The bytes of an HDF5 file of the net's parameters, and of their gradients if asked.
 
     A parameter that several layers share is there once, with the layer that owns it; its gradient is there with each.
+    `values` are written in place of what lies in those memories.
     Raises NetError for a layer whose name HDF5 cannot hold.
     """
-    return hdf5.encode(_items(net, write_diff))
+    return hdf5.encode(_items(net, write_diff, values))
 
 
-def _items(net: Net, write_diff: bool) -> Iterator[tuple[str, np.ndarray | None]]:
+def _items(net: Net, write_diff: bool, values: Values) -> Iterator[tuple[str, np.ndarray | None]]:
     yield "data", None
     for layer in (node.layer for node in net.nodes):
         if layer.blobs or hdf5.is_name(layer.name):
             yield f"data/{layer.name}", None
         for index, blob in enumerate(layer.blobs):
             if index not in layer.shared_params:
-                yield f"data/{layer.name}/{index}", blob.cpu_data()
+                array = values.get(blob.data_view.memory)
+                yield f"data/{layer.name}/{index}", _as_in_files(blob.cpu_data() if array is None else array)
     for name, blobs in net.params.items() if write_diff else ():
         for index, blob in enumerate(blobs):
-            yield f"diff/{name}/{index}", blob.cpu_diff()
+            yield f"diff/{name}/{index}", _as_in_files(blob.cpu_diff())
+
+
+def _as_in_files(array: np.ndarray) -> np.ndarray:
+    """Values as Caffe knows them: float32 for halves."""
+    return array.astype(exact(array.dtype), copy=False)
 
 
 def save_hdf5(net: Net, path: str | os.PathLike[str], write_diff: bool = False) -> None:
@@ -129,7 +150,7 @@ def save_hdf5(net: Net, path: str | os.PathLike[str], write_diff: bool = False) 
     write_atomic(path, to_hdf5(net, write_diff))
 
 
-def load_hdf5(net: Net, path: str | os.PathLike[str]) -> list[str]:
+def load_hdf5(net: Net, path: str | os.PathLike[str], unrounded: Unrounded = NOTHING) -> list[str]:
     """Copy parameters from an HDF5 file into the net's layers of the same names; returns those names.
 
     Gradients in the file are left, as Caffe does. Everything is checked and read before the first value is copied.
@@ -145,9 +166,12 @@ def load_hdf5(net: Net, path: str | os.PathLike[str]) -> list[str]:
             if members is not None and _is_layer(members):
                 names.append(layer.name)
                 pairs += _matched(net, layer, file, members)
-        values = [dataset.read(blob.dtype) for blob, dataset in pairs]
+        values = [dataset.read(exact(blob.dtype)) for blob, dataset in pairs]
     for (blob, _), array in zip(pairs, values, strict=True):
-        blob.data_view.cpu_data(Intent.OVERWRITE)[...] = array.reshape(-1).view(np.uint8)
+        rounded = array.astype(blob.dtype, copy=False)
+        blob.data_view.cpu_data(Intent.OVERWRITE)[...] = rounded.reshape(-1).view(np.uint8)
+        if (exact_one := unrounded.get(blob.data_view.memory)) is not None:
+            exact_one.data[...] = array
     return names
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from blobmem.dtypes import is_half
 from blobmem.errors import NetError
 from blobmem.proto import caffe_pb2, wire
 
@@ -74,11 +75,11 @@ def _field(proto: Any, diff: bool) -> str:
 def fill_blob(proto: Any, array: np.ndarray, *, diff: bool = False) -> None:
     """Sets a BlobProto's shape and its values (or with `diff` its gradients) to those of `array`.
 
-    float64 and integers are written in double precision, float32 and float16 in single; the other precision's values
+    float64 and integers are written in double precision, float32 and halves in single; the other precision's values
     are removed, so that a reader finds one set. NetError beyond protobuf's 2 GiB.
     """
     suffix = "diff" if diff else "data"
-    single = array.dtype.kind == "f" and array.dtype.itemsize <= 4
+    single = array.dtype == np.float32 or is_half(array.dtype)
     name = suffix if single else f"double_{suffix}"
     dtype = np.dtype("<f4" if single else "<f8")
     if array.size * dtype.itemsize >= 2**31:

@@ -113,7 +113,7 @@ class Solver:
             beside = Path(self.source).parent / name
             if not path.exists() and self.source and beside.exists():
                 path = beside
-            self.net.copy_trained_layers_from(path)
+            weights.load(self.net, path, self.updater.masters_of())
             for net in self.test_nets:
                 if set(net.params) - set(self.net.params):
                     net.copy_trained_layers_from(path)
@@ -297,6 +297,9 @@ class Solver:
         rate = self.updater.rate.at(self._iter)
         event = Display(self._iter, self.smoothed_loss, rate, outputs_of(self.net, values))
         log.info("iteration %d: loss %.6g, learning rate %.6g", event.iteration, event.loss, event.rate)
+        if self.updater.scaling is not None:
+            scale, left_out = self.updater.loss_scale, self.updater.steps_left_out
+            log.info("    loss scale %g; %d updates left out so far, for gradients beyond float16", scale, left_out)
         for line in event.outputs.lines():
             log.info("    train net: %s", line)
         for callback in self._callbacks.on_display:
@@ -370,7 +373,7 @@ class Solver:
             rate, diffs = self.updater.rate, self.param.snapshot_diff
             state = State(self._iter, rate.current_step, base + kind.model, self.updater.arrays())
             hdf5 = kind is snapshot.HDF5
-            model = weights.to_hdf5(self.net, diffs) if hdf5 else self.net.to_proto(diffs)
+            model = (weights.to_hdf5 if hdf5 else weights.to_proto)(self.net, diffs, self.updater.unrounded())
             content = state.to_hdf5() if hdf5 else state.to_proto()
             extra = {
                 "type": self.type,
@@ -378,6 +381,7 @@ class Solver:
                 "seed": self.net.state.seed,
                 "losses": list(self._losses),
                 "nets": carried.collect([self.net, *self.test_nets]),
+                "loss_scale": self.updater.scaling_state(),
             }
             path = snapshot.write(base, kind, model, content, extra)
         log.info("snapshot written: %s", path)
@@ -399,9 +403,10 @@ class Solver:
                 carried.check(found.carried, found.path)
                 carried.load_layers(nets, found.carried, found.path, undo)
             if found.model is not None:
-                self.net.copy_trained_layers_from(found.model)
+                weights.load(self.net, found.model, self.updater.masters_of())
             undo.pop_all()
             self.updater.load(found.state.current_step, found.state.history)
+            self.updater.load_scaling((found.carried or {}).get("loss_scale", []))
             self._iter = found.state.iter
             self._losses.clear()
             if found.carried is not None:

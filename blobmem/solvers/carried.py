@@ -36,6 +36,9 @@ def check(carried: dict[str, Any], source: str) -> None:
         and len(nets) > 0
         and all(isinstance(n, dict) and isinstance(n.get("passes"), int) for n in nets)
         and all(isinstance(n.get("layers"), dict) for n in nets)
+        and isinstance(scaling := carried.get("loss_scale", []), list)
+        and len(scaling) in (0, 4)
+        and all(isinstance(number, int | float) for number in scaling)
     )
     if not sound:
         raise NetError(f"{source}: the sidecar is damaged: remove it to restore as Caffe does")

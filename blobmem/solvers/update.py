@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from blobmem.devices import Device
+from blobmem.dtypes import exact, is_half
 from blobmem.errors import NetError
+from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.net import Net
 from blobmem.net.build import LearnableParam
 from blobmem.net.schedule import Need, Schedule, secure
-from blobmem.ops.call import Call, call, overwrite, read_diff, write
+from blobmem.ops.call import Call, call, overwrite, read, read_diff, write
 from blobmem.solvers.policy import LearningRate
 from blobmem.solvers.state import Slot, Slots
 
@@ -42,7 +44,10 @@ class Updater:
     Attributes:
         rate: the learning rate's policy.
         history: for each parameter of `net.learnable`, its history blobs, named LAYER/INDEX/history; nothing is
-            allocated before the first update.
+            allocated before the first update. Of halves they are float32.
+        masters: for each of those that are halves what they are the roundings of, in float32, from the first update on;
+            None for others. Where a parameter is no longer that its master counts no more.
+        scaling: of a float16 net what `next_scale` has, in place of 1.
 
     Raises NetError for a wrong policy or a wrong field.
     """
@@ -62,6 +67,11 @@ class Updater:
         self.check()
         self.rate = LearningRate(param, source)
         self.history = [self._make_history(entry) for entry in net.learnable]
+        self.masters = [self._make_master(entry) for entry in net.learnable]
+        self.scaling: Blob | None = None
+        if net.dtype == np.float16:
+            self.scaling = Blob((4,), dtype=np.float32, device=self.device, name="loss scale")
+        net.scale_losses(self.scaling)
         self._norm: _Norm | None = None
         self._placed: tuple[weakref.ref[Schedule], list[tuple[LearnableParam, range]]] | None = None
         self._compile()
@@ -105,21 +115,34 @@ class Updater:
         if self._multipliers != self._present_multipliers():
             self._compile()
         if self._schedule.device is not self.device:
-            for blob in (blob for history in self.history for blob in history):
+            for blob in self._own():
                 blob.data_view.memory.move_to(self.device)
             self._norm = None
             self._compile()
 
+    def _own(self) -> Iterator[Blob]:
+        """All blobs of its own but the clipping's sum."""
+        for history, master in zip(self.history, self.masters, strict=True):
+            yield from [*history, *([master] if master is not None else [])]
+        if self.scaling is not None:
+            yield self.scaling
+
     def _make_history(self, entry: LearnableParam) -> list[Blob]:
         blob, name = entry.blob, f"{entry.layer}/{entry.index}/history"
         names = [name if slot == 0 else f"{name}{slot}" for slot in range(self.histories)]
-        return [Blob(blob.shape, dtype=blob.dtype, device=self.device, name=name) for name in names]
+        return [Blob(blob.shape, dtype=exact(blob.dtype), device=self.device, name=name) for name in names]
+
+    def _make_master(self, entry: LearnableParam) -> Blob | None:
+        if not is_half(entry.blob.dtype):
+            return None
+        name = f"{entry.layer}/{entry.index}/master"
+        return Blob(entry.blob.shape, dtype=np.float32, device=self.device, name=name)
 
     def _compile(self) -> None:
         # a parameter with rate 0 stays as it is, unless a restored history still moves it
         self._entries = [
-            (entry, history)
-            for entry, history in zip(self.net.learnable, self.history, strict=True)
+            (entry, [*history, *([master] if master is not None else [])])
+            for entry, history, master in zip(self.net.learnable, self.history, self.masters, strict=True)
             if entry.lr_mult != 0 or not all(is_untouched(blob) for blob in history)
         ]
         # parameters with the same multipliers stand together: their attributes are the same in all iterations
@@ -129,17 +152,30 @@ class Updater:
             alike.setdefault((entry.lr_mult, entry.decay_mult), []).append((entry, history))
         self._calls: list[Call] = []
         self._first: dict[int, LearnableParam] = {}  # of each call, the parameter whose attributes it has
+        if self.scaling is not None:
+            self._calls += self._checks(self.scaling)
+        scaling = [] if self.scaling is None else [read(self.scaling)]
         for same in alike.values():
             first = same[0][0]
-            attributes = self.attributes(first, 1.0, 1.0, 0)
-            for entry, history in same:
-                update = call(self.op, read_diff(entry.blob), write(entry.blob), *map(write, history), **attributes)
+            attributes = self.attributes(first, 1.0, 1.0, 0) | ({"scaled": True} if scaling else {})
+            for entry, own in same:
+                operands = read_diff(entry.blob), write(entry.blob), *map(write, own), *scaling
+                update = call(self.op, *operands, **attributes)
                 update.layer_name = entry.layer
                 self._first[id(update)] = first
                 self._calls.append(update)
+        if self.scaling is not None:
+            self._calls.append(call("next_scale", write(self.scaling)))
         self._schedule = Schedule(self._calls, self.device)
         if self.param.clip_gradients >= 0 and self._norm is None:
             self._norm = _Norm(self.net)
+
+    def _checks(self, scaling: Blob) -> list[Call]:
+        """What finds out whether the step is to be left out."""
+        by_dtype: dict[np.dtype, list[Blob]] = {}
+        for entry, _ in self._entries:
+            by_dtype.setdefault(entry.blob.dtype, []).append(entry.blob)
+        return [call("find_bad", *map(read_diff, blobs), write(scaling)) for blobs in by_dtype.values()]
 
     def _present_multipliers(self) -> list[tuple[float, float]]:
         """Of all parameters; a script may change them."""
@@ -148,12 +184,12 @@ class Updater:
     def place(self, early: bool = True) -> bool:
         """Let updates be part of backward, or with `early` false come after it; whether they are.
 
-        They are not for a net that keeps its blobs, for a sum over batches, for clipping (which needs all gradients at
-        once), or where somebody looks at gradients: debug_info, snapshot_diff, callbacks during backward.
+        They are not for a net that keeps its blobs, for a sum over batches, for clipping and in float16 (which need all
+        gradients at once), or where somebody looks at gradients: debug_info, snapshot_diff, callbacks during backward.
         """
         param, net = self.param, self.net
         early &= param.iter_size == 1 and param.clip_gradients < 0 and not (param.debug_info or param.snapshot_diff)
-        early &= not (net.param.debug_info or net.watches_backward)
+        early &= not (net.param.debug_info or net.watches_backward) and self.scaling is None
         return net.update_in_backward(self._present_calls if early else None)
 
     def _present_calls(self) -> Sequence[Call]:
@@ -179,8 +215,10 @@ class Updater:
         return [self._schedule] if self._norm is None else [self._schedule, self._norm.schedule]
 
     def state_blobs(self) -> list[Blob]:
-        """What updates keep on the device: history blobs (none is touched for lr_mult 0) and the clipping's sum."""
-        blobs = [blob for _, history in self._entries for blob in history]
+        """What updates keep on the device: history and masters (none is touched for lr_mult 0), the scale of losses and
+        the clipping's sum."""
+        blobs = [blob for _, own in self._entries for blob in own]
+        blobs += [] if self.scaling is None else [self.scaling]
         return blobs if self._norm is None else [*blobs, self._norm.sum]
 
     def run(self, iteration: int) -> float:
@@ -228,10 +266,48 @@ class Updater:
     def _clip(self) -> float:
         if self._norm is None:
             return 1.0
-        norm, limit = self._norm.compute(), float(self.param.clip_gradients)
+        norm, limit = self._norm.compute() / self.loss_scale, float(self.param.clip_gradients)
         return limit / norm if norm > limit else 1.0
 
+    @property
+    def loss_scale(self) -> float:
+        """What gradients are times what they should be, in the coming iteration; 1 but for float16."""
+        if self.scaling is None:
+            return 1.0
+        return self.scaling_state()[0] or 2.0**15
+
+    @property
+    def steps_left_out(self) -> int:
+        """How many updates were not made, as their gradients were infinite or no numbers."""
+        return 0 if self.scaling is None else int(self.scaling_state()[3])
+
     # ---------------------------------------------------------------- files
+
+    def scaling_state(self) -> list[float]:
+        """What a snapshot keeps of the scale of losses; nothing but for float16."""
+        if self.scaling is None:
+            return []
+        return [0.0] * 4 if is_untouched(self.scaling) else [float(value) for value in self.scaling.cpu_data()]
+
+    def load_scaling(self, state: Sequence[float]) -> None:
+        """Continue from what `scaling_state` gave; from the beginning, if that is nothing."""
+        if self.scaling is not None:
+            self.scaling.data[...] = state or 0
+
+    def masters_of(self) -> dict[SyncedMemory, Blob]:
+        """The masters by what their parameters lie in."""
+        pairs = zip(self.net.learnable, self.masters, strict=True)
+        return {entry.blob.data_view.memory: master for entry, master in pairs if master is not None}
+
+    def unrounded(self) -> dict[SyncedMemory, np.ndarray]:
+        """The values of parameters that are halves before they were rounded, by what they lie in."""
+        result = {}
+        for entry, master in zip(self.net.learnable, self.masters, strict=True):
+            if master is not None and not is_untouched(master):
+                values, rounded = master.cpu_data(), entry.blob.cpu_data()
+                same = values.astype(rounded.dtype) == rounded
+                result[entry.blob.data_view.memory] = np.where(same, values, rounded.astype(np.float32))
+        return result
 
     def _in_file_order(self) -> list[tuple[LearnableParam, Blob]]:
         """All first history blobs, then all second ones, as Caffe writes them."""

@@ -89,6 +89,7 @@ def timelines(
     train_batch: int | None = None,
     test_batches: Sequence[int] = (),
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    dtype: Any = "float32",
     make_device: Callable[[], Device] | None = None,
     backward_streams: int = 1,
 ) -> dict[str, list[Timeline]]:
@@ -102,7 +103,7 @@ def timelines(
     neither they nor input_shapes state, or a net that cannot be planned: its shapes depend on values, or nothing runs.
     """
     specs = specs_of(model)
-    options: dict[str, Any] = {"train_batch": train_batch, "test_batches": test_batches, "seed": 0}
+    options: dict[str, Any] = {"train_batch": train_batch, "test_batches": test_batches, "seed": 0, "dtype": dtype}
     options["input_shapes"] = {**stated_shapes(specs), **(input_shapes or {})}
     result = {}
     for scheme, memory, streams in (("planned", "train", backward_streams), ("unplanned", "keep", 1)):

@@ -239,3 +239,17 @@ def test_measured_on_a_gpu(blobmem, tiny, options):
     result = blobmem("footprint", tiny.solver, "--measure", "--device", "cuda", *options)
     assert result.code == 0, result.err
     assert "In use on the card" in result.out
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(blobmem, tiny, dtype):
+    def total(*options):
+        result = blobmem("footprint", tiny.solver, "--json", "-", "--measure", *options)
+        assert result.code == 0
+        return json.loads(result.out)["schemes"]["planned"]["train_purposes"]
+
+    half, full = total("--dtype", dtype), total()
+    assert half["params"] == full["params"] / 2
+    assert half["solver state"] == 2 * full["solver state"] + (16 if dtype == "float16" else 0)  # masters beside
+    result = blobmem("train", "--solver", tiny.solver, "--dtype", dtype)
+    assert result.code == 1 and "give device='cuda' (--device cuda), or take dtype float32" in result.err

@@ -58,7 +58,7 @@ def test_every_options_message_of_caffe_belongs_to_a_layer():
 
 def test_every_registered_type_is_in_a_table():
     tables = {fact.name for kind in ("layer", "community") for fact in generate.facts(kind)}
-    assert set(blobmem.layer_types()) <= tables
+    assert set(blobmem.layer_types()) - {"Convert"} <= tables  # which nets in half precision put in by themselves
 
 
 def test_every_solver_of_caffe_is_here():

@@ -41,6 +41,12 @@ template <class A> inline bool isnan(A a) { return __builtin_isnan(a); }
 struct Triple { unsigned x, y, z; };
 static Triple threadIdx, blockIdx, blockDim, gridDim;
 
+#define EMULATED
+#ifdef FLOAT16  // what common.cuh has two instructions for: a number of two bytes as a float, and back
+inline float opened(unsigned short bits) { _Float16 half; memcpy(&half, &bits, 2); return half; }
+inline unsigned short closed(float v) { _Float16 half = v; unsigned short bits; memcpy(&bits, &half, 2); return bits; }
+#endif
+
 template <class A> inline A max(A a, A b) { return a > b ? a : b; }
 template <class A> inline A min(A a, A b) { return a < b ? a : b; }
 inline float rsqrt(float a) { return 1.0f / sqrt(a); }

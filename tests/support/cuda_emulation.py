@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from blobmem import dtypes
 from blobmem.devices import Event, SimulatedDevice
 from blobmem.devices.cuda import sources
 from blobmem.devices.cuda.array import CudaArray
@@ -47,7 +48,7 @@ def _program(source):
 
 def compile_share(worker, workers):
     """Compile every `workers`-th library, from the `worker`-th on."""
-    wanted = [(source, dtype) for dtype in sources.DEFINES for source in sources.names()]
+    wanted = [(source, dtype) for dtype in map(dtypes.of, sources.DEFINES) for source in sources.names()]
     for source, dtype in wanted[worker::workers]:
         _library(source, dtype)
 
@@ -57,7 +58,14 @@ def _library(source, dtype):
     if key not in _libraries:
         program = _program(source)
         # -Og: kernels run as fast as with -O1 and take half the time to compile
-        options = ["-std=c++17", "-Og", "-shared", "-fPIC", "-w", *(f"-D{macro}" for macro in sources.DEFINES[dtype])]
+        options = [
+            "-std=c++17",
+            "-Og",
+            "-shared",
+            "-fPIC",
+            "-w",
+            *(f"-D{macro}" for macro in sources.DEFINES[dtype.name]),
+        ]
         digest = hashlib.sha256("\0".join([program, HEADER.read_text(), *options]).encode()).hexdigest()[:24]
         folder = Path(tempfile.gettempdir()) / f"blobmem-emulation-{os.getuid()}"
         folder.mkdir(exist_ok=True)

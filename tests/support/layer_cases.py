@@ -59,6 +59,7 @@ CASES = {
                   ("2 3 4", "reduction_param { operation: SUMSQ axis: -1 coeff: 0.5 }"),
                   ("2 3 4", "reduction_param { operation: MEAN axis: 1 }")],
     "Softmax": [("2 5 3", ""), ("2 5 3", "softmax_param { axis: 2 }")],
+    "Convert": [("2 3 4", "")],
     "Flatten": [("2 3 4", "")],
     "Reshape": [("2 3 4", "reshape_param { shape { dim: 0 dim: -1 dim: 2 } }")],
     "Eltwise": [("2 3 4", "", 2), ("2 3 4", "eltwise_param { operation: PROD }", 3),

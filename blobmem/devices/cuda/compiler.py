@@ -43,7 +43,7 @@ def compile_source(source: str, dtype: np.dtype, architecture: str) -> bytes:
     Raises DeviceError where NVRTC is missing or does not know the architecture.
     """
     program, options_of, version = _nvrtc()
-    text, macros = sources.read(source), sources.DEFINES[np.dtype(dtype)]
+    text, macros = sources.read(source), sources.DEFINES[np.dtype(dtype).name]
     digest = hashlib.sha256("\0".join([text, *macros, architecture, version]).encode()).hexdigest()[:32]
     path = cache_folder() / "kernels" / f"{source}-{np.dtype(dtype).char}-{architecture}-{digest}.cubin"
     try:

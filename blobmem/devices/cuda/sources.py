@@ -1,7 +1,8 @@
 """Kernel sources: where they are, which kernels they have, and what each is called with. Needs no GPU.
 
-A source is C++ in which `T` is the type of the net's numbers, float or double. The kernels' parameters are read off the
-source itself, so that what a launch packs cannot differ from what the kernel takes.
+A source is C++ in which `D` is what the net's arrays are made of, and `T`, float or double, what is reckoned with (see
+common.cuh). The kernels' parameters are read off the source itself, so that what a launch packs cannot differ from what
+the kernel takes.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 FOLDER = Path(__file__).parents[2] / "ops" / "cuda" / "source"
-DEFINES = {np.dtype(np.float32): [], np.dtype(np.float64): ["DOUBLE"]}
-"""The macros to define, by the dtype of a net."""
+DEFINES = {"float32": [], "float64": ["DOUBLE"], "float16": ["FLOAT16"], "bfloat16": ["BFLOAT16"]}
+"""The macros to define, by the name of a net's dtype."""
 
 DIMS = 8  # of `Dims` in common.cuh
 TABLE = 500  # of `Table` in update.cu
 
-_KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)')
+_BOUNDS = r"__launch_bounds__\([^()]*(?:\([^()]*\)[^()]*)?\)\s*"
+_KERNEL = re.compile(rf'extern\s+"C"\s+__global__\s+void\s+(?:{_BOUNDS})?(\w+)\s*\(([^)]*)\)')
 _FORMATS = {
     "i64": "q", "int": "i", "unsigned": "I", "float": "f", "double": "d",
     "Dims": f"0q{8 * DIMS}s", "Table": f"0q{8 * TABLE}s",  # on an address that an i64 could have
@@ -47,7 +49,7 @@ class Signature:
 
     def packer(self, dtype: np.dtype) -> struct.Struct:
         """Packs a launch's arguments as the kernel finds them, Dims and a Table as bytes."""
-        formats = {**_FORMATS, "*": "P", "T": "f" if dtype == np.float32 else "d"}
+        formats = {**_FORMATS, "*": "P", "T": "d" if dtype == np.float64 else "f"}
         return struct.Struct("".join(formats[word] for word in self.types))
 
 

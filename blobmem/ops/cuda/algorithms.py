@@ -1,7 +1,7 @@
 """Which plan computes a convolution: timed once, then the same for every net, thread, process and day.
 
-There is a file per GPU model, cuDNN version and math: those that come with the package, and the user's own, which new
-choices go to. Footprints without a GPU are predicted from the same files.
+There is a file per GPU model, cuDNN version and math (of halves, their dtype): those that come with the package, and
+the user's own, which new choices go to. Footprints without a GPU are predicted from the same files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from blobmem import dtypes
 from blobmem.devices.cuda.compiler import cache_folder, keep
 from blobmem.errors import DeviceError
 
@@ -55,6 +54,7 @@ class Key(NamedTuple):
         direction: "forward", "forward+bias", "data" or "weights" (the gradients); `cudnn.RELU` has no choices.
         x, w: shapes of the convolution's source and of its weights; stride, pad, dilation: per spatial axis.
         dtype: NumPy's name of it.
+        math: the device's, or for halves, whose products know no other, the dtype again.
         layout: "NCHW" or "NHWC" (the strides of all arrays; shapes are always in the order N, C, spatial).
         limit: bytes of workspace that are allowed.
     """
@@ -117,7 +117,7 @@ class Key(NamedTuple):
         """Whether the images come in so many equal parts that begin where cuDNN takes arrays to begin."""
         if self.x[0] % parts:
             return False
-        part, width = self.part(parts), np.dtype(self.dtype).itemsize
+        part, width = self.part(parts), dtypes.of(self.dtype).itemsize
         return all(math.prod(shape) * width % ALIGNMENT == 0 for shape in (part.x, part.y))
 
     def part(self, parts: int) -> Key:

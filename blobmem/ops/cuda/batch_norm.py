@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.dtypes import exact
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import THREADS, Kernels
 
@@ -43,7 +44,7 @@ def _plan_of(x: Any) -> tuple[int, int, int]:
 def workspace(x: Any, *_: Any, **attributes: Any) -> int:
     """Four numbers for each channel, and up to three doubles for each of its parts."""
     parts, count = _plan_of(x)[0], x.shape[1]
-    return 4 * x.dtype.itemsize * count + (24 * parts * count if parts > 1 else 0)
+    return 4 * exact(x.dtype).itemsize * count + (24 * parts * count if parts > 1 else 0)
 
 
 def _reduce(kernels: Kernels, like: CudaArray, name: str, finish: str, large: tuple[Any, ...], small: tuple[Any, ...],
@@ -51,7 +52,7 @@ def _reduce(kernels: Kernels, like: CudaArray, name: str, finish: str, large: tu
     """Sums by channel of `large` arrays, and what is made of them, four numbers a channel: gives their address."""
     outer, count, inner = like.shape
     parts, blocks, width = _plan_of(like)
-    factors, sums = ws.address, ws.address + 4 * like.dtype.itemsize * count
+    factors, sums = ws.address, ws.address + 4 * exact(like.dtype).itemsize * count
     given = *small, sums, factors, outer, count, inner, parts, *numbers
     if width:
         kernels.run(like, f"{name}_columns", blocks, THREADS, *large, *given, width)

@@ -59,7 +59,7 @@ def sum_per_channel(shape: Folded, x: CudaArray, y: CudaArray | None, total: Cud
     """total[c] (+)= factor * the sum over channel c of x, or of what `kind` says; one launch, or two for long channels.
 
     shape is (outer, channels, inner), whatever the shapes of x and y (None for the kinds of x alone); total has
-    `channels` elements; ws at least `workspace_bytes(shape)` bytes (None where those are 0).
+    `channels` elements, of x's dtype or of T; ws at least `workspace_bytes(shape)` bytes (None where those are 0).
     """
     outer, channels, inner = shape
     if outer * inner == 0:
@@ -69,7 +69,7 @@ def sum_per_channel(shape: Folded, x: CudaArray, y: CudaArray | None, total: Cud
     parts = _parts(shape)
     if parts > 1 and ws is None:
         raise ValueError(f"sums of {shape} need a workspace of {workspace_bytes(shape)} bytes")
-    pair, last = (x, x if y is None else y), (kind, factor, accumulate)
+    pair, last = (x, x if y is None else y), (kind, factor, accumulate, total.dtype != x.dtype)
     if inner == 1 and channels > 1:
         blocks = -(-channels // 32) * parts
         _KERNELS.run(x, "sum_columns", blocks, THREADS, *pair, total, ws, outer, channels, parts, *last)

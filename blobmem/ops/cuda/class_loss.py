@@ -116,6 +116,6 @@ def infogain_loss_backward(prob: CudaArray, label: CudaArray, gain: CudaArray, d
     parts = ws.part(8 * classes, (ws.nbytes - 8 * classes,))
     counts = count_labels(label, classes, ignore, divisor, parts)
     _KERNELS.run(gain, "gain_sums", classes, THREADS, gain, ws, classes)
-    _KERNELS.run(prob, "infogain_gradient", blocks, THREADS, prob, label, gain, dloss, dx, ws, parts, counts,
+    _KERNELS.run(dx, "infogain_gradient", blocks, THREADS, prob, label, gain, dloss, dx, ws, parts, counts,
                  outer * inner, classes, inner, slices, ignore, divisor,
                  *label_fault(prob, layer, classes))  # fmt: skip

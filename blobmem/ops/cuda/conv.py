@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.dtypes import is_half
 from blobmem.errors import DeviceError
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.algorithms import Key
@@ -222,7 +223,7 @@ def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray 
 
 
 class _Wide(NamedTuple):
-    """Images, channels last, with channels of zeros added up to a multiple of 4, which tensor cores need.
+    """Images, channels last, with channels of zeros added up to whole packs of 16 bytes, which tensor cores need.
 
     What is widened may have its channels second.
     The first convolution of most nets has 3, and would take as long as a dozen others.
@@ -285,14 +286,13 @@ class _Wide(NamedTuple):
 
 
 def _wide(x: Any, w: Any, window: Window, device: Any) -> _Wide | None:
-    missing = -w.shape[1] % 4
+    missing = -w.shape[1] % (16 // w.dtype.itemsize)
     if (
         not missing
-        or device.math != "tf32"
         or len(x.shape) != 4
         or window[-1] != "NHWC"
         or window[-2] > 1
-        or w.dtype != np.float32
+        or not (is_half(w.dtype) or (device.math == "tf32" and w.dtype == np.float32))
     ):
         return None
     return _widened(x.shape, w.shape, x.dtype)
@@ -300,7 +300,7 @@ def _wide(x: Any, w: Any, window: Window, device: Any) -> _Wide | None:
 
 @functools.lru_cache(256)
 def _widened(x: Shape, w: Shape, dtype: np.dtype) -> _Wide:
-    missing = -w[1] % 4
+    missing = -w[1] % (16 // dtype.itemsize)
     wide_x, wide_w = (*x[:3], x[3] + missing), (w[0], w[1] + missing, *w[2:])
     return _Wide(ArraySpec(wide_x, dtype), ArraySpec(wide_w, dtype), ArraySpec(w, dtype))
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.dtypes import is_half
 from blobmem.errors import DeviceError
 from blobmem.ops.cuda import algorithms
 from blobmem.ops.cuda.algorithms import DIRECT, Choice, Key, Registry, Shape
@@ -17,8 +18,6 @@ from blobmem.ops.cuda.conv_search import Search
 from blobmem.ops.cuda.cudnn import MOST_AXES, RELU, Cudnn, Plan, parts_of
 from blobmem.ops.cuda.layout import channels_first
 from blobmem.ops.registry import ArraySpec
-
-_NAMES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +36,8 @@ def key_of(direction: str, device: Any, x: ArraySpec | CudaArray, w: ArraySpec |
 def _key(direction: str, x: Shape, w: Shape, stride: Shape, pad: Shape, dilation: Shape, group: int, dtype: np.dtype,
          layout: str, math: str, deterministic: bool, limit: int | None) -> Key:  # fmt: skip
     limit = algorithms.WORKSPACE_LIMIT if limit is None else limit
-    return Key(direction, channels_first(x, layout), w, stride, pad, dilation, group, _NAMES[dtype], layout, math,
-               deterministic, limit)  # fmt: skip
+    return Key(direction, channels_first(x, layout), w, stride, pad, dilation, group, dtype.name, layout,
+               dtype.name if is_half(dtype) else math, deterministic, limit)  # fmt: skip
 
 
 class Room(NamedTuple):
@@ -103,7 +102,7 @@ def plan_of(key: Key, device: Any) -> Plan | None:
 def _known_to_cudnn(key: Key) -> bool:
     # of float64 the frontend's plans make no numbers: it hands them their factors as float32
     return (
-        key.dtype == "float32" and len(key.stride) <= MOST_AXES and 0 not in key.x and 0 not in key.w and 0 not in key.y
+        key.dtype != "float64" and len(key.stride) <= MOST_AXES and 0 not in key.x and 0 not in key.w and 0 not in key.y
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blobmem import dtypes
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.devices.cuda.calls import bindings, check
 from blobmem.errors import DeviceError
@@ -35,7 +36,7 @@ _RUNS = 5
 _MOST = 16  # plans of a graph, best guesses of cuDNN first: building all of them takes seconds, and none later was best
 _HOPELESS = 1.5  # times the best so far is not worth more runs
 _LOST, _LOADING = 4, 5.0  # nor is, in the first run, so many times the best and ms for loading a kernel
-_TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3}  # of the largest number
+_TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "float16": 4e-3, "bfloat16": 3e-2}  # of the largest number
 _RESULT = {"data": 0, "weights": 1, "forward": 2, "forward+bias": 2}  # of the arrays x, w, y
 
 
@@ -57,7 +58,7 @@ class _Sample:
         self._count = _checked(key)
         dtype, device = self._result.dtype, self._result.device
         errors, exact, weights = (address + offset for offset in _places(key)[:3])
-        self._errors = CudaArray(errors, (2,), dtype, device)
+        self._errors = CudaArray(errors, (2,), dtypes.exact(dtype), device)
         self._exact = CudaArray(exact, self._result.shape, dtype, device)  # there is memory for the first ones
         self._turned = key.w if key.direction == "weights" and weights_turn(key.w, key.layout) else None
         operands = arrays[:4]
@@ -86,10 +87,11 @@ def _checked(key: Key) -> int:
 
 def _places(key: Key) -> list[int]:
     """Where in its memory a sample's errors, its numbers and the weights in the file's order begin; where it ends."""
-    width = np.dtype(key.dtype).itemsize
+    dtype = dtypes.of(key.dtype)
     turned = key.direction != "weights" and weights_turn(key.w, key.layout)
-    sizes = [2, _checked(key), math.prod(key.w) if turned else 0]
-    return [0, *itertools.accumulate(aligned(size * width) for size in sizes)]
+    sizes = [2 * dtypes.exact(dtype).itemsize, _checked(key) * dtype.itemsize]
+    sizes += [math.prod(key.w) * dtype.itemsize if turned else 0]
+    return [0, *itertools.accumulate(map(aligned, sizes))]
 
 
 class Search:
@@ -117,7 +119,7 @@ class Search:
         """The plans, each ready to run while the next has not been asked for."""
         key, listed = self.key, self._listed
         most = max((built.workspace for built in listed), default=0)
-        dtype = np.dtype(key.dtype)
+        dtype = dtypes.of(key.dtype)
         shapes = [in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],)]
         shapes += [key.w] if key.direction == "weights" else []
         sizes = [aligned(math.prod(shape) * dtype.itemsize) for shape in shapes]

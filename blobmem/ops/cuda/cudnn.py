@@ -11,8 +11,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
+from blobmem import dtypes
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.errors import DeviceError
 from blobmem.ops.cuda import strided
@@ -31,7 +30,12 @@ _BARRED = {
     # float32 sums of float32 products, and Winograd only with tiles whose error stays near rounding
     "fp32": ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13"),
     "tf32": (),
+    # sums of float32, too
+    "float16": ("REDUCED_PRECISION_REDUCTION",),
+    "bfloat16": ("REDUCED_PRECISION_REDUCTION",),
 }
+_TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16": "BFLOAT16"}
+"""The frontend's names of dtypes."""
 
 
 _spare: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
@@ -139,7 +143,7 @@ def form_of(whole: str) -> str:
 
 def mirrored_bytes(key: Key, form: str) -> int:
     """Workspace in bytes that a plan's weights take in front of its own, if it is a mirrored one."""
-    return aligned(math.prod(key.w) * np.dtype(key.dtype).itemsize) if form == MIRRORED else 0
+    return aligned(math.prod(key.w) * dtypes.of(key.dtype).itemsize) if form == MIRRORED else 0
 
 
 def mirror(w: CudaArray, address: int) -> None:
@@ -170,9 +174,9 @@ class Plan:
         form = form_of(whole)
         self.fused = form == FUSED
         self.relu = key.direction == RELU
-        part, width = key.part(self.parts), np.dtype(key.dtype).itemsize
+        part, width = key.part(self.parts), dtypes.of(key.dtype).itemsize
         self._steps = math.prod(part.x) * width, 0, math.prod(part.y) * width, 0
-        self._weights, self._front = (key.w, np.dtype(key.dtype)), mirrored_bytes(key, form)
+        self._weights, self._front = (key.w, dtypes.of(key.dtype)), mirrored_bytes(key, form)
         self.workspace = int(graph.get_workspace_size()) + self._front
         graph._prepare_variant_pack_template()
         order, expected = graph._get_variant_pack_uids_sorted(), [1, 2, 3, 4] if self.fused else [1, 2, 3]
@@ -201,7 +205,7 @@ class Plan:
 
 def barred(key: Key) -> tuple[str, ...]:
     """Names of the numerical notes that a plan for this key must not have."""
-    notes = _BARRED[key.math] if key.dtype == "float32" else ()
+    notes = () if key.dtype == "float64" else _BARRED[key.math]
     return (*notes, "NONDETERMINISTIC") if key.deterministic else notes
 
 
@@ -210,9 +214,10 @@ def build_graph(cudnn: Any, key: Key, fused: bool = False, handle: int | None = 
 
     With `fused` a bias is added to what a forward pass gives, and where the direction is RELU that is taken of it.
     """
-    number = cudnn.data_type.FLOAT if key.dtype == "float32" else cudnn.data_type.DOUBLE
+    number = getattr(cudnn.data_type, _TYPES[key.dtype])
+    inner = getattr(cudnn.data_type, _TYPES[dtypes.exact(dtypes.of(key.dtype)).name])
     graph = cudnn.pygraph(
-        name=key.direction, io_data_type=number, intermediate_data_type=number, compute_data_type=number, handle=handle
+        name=key.direction, io_data_type=number, intermediate_data_type=inner, compute_data_type=inner, handle=handle
     )
     shapes = {1: _planar(key.x), 2: _planar(key.w), 3: _planar(key.y), 4: _planar((1, key.w[0], *[1] * len(key.pad)))}
 
@@ -232,7 +237,7 @@ def build_graph(cudnn: Any, key: Key, fused: bool = False, handle: int | None = 
     shape = shapes[uid]
 
     def between(value: Any) -> Any:
-        return value.set_dim(shape).set_stride(strides(shape, key.layout)).set_data_type(number)
+        return value.set_dim(shape).set_stride(strides(shape, key.layout)).set_data_type(inner)
 
     if fused:
         result = graph.bias(input=between(result), bias=tensor(4))

@@ -50,8 +50,8 @@ def feed_images(packed: CudaArray, mean: CudaArray | None, data: CudaArray, labe
 
     In `packed`, a uint8 array, are, batch after batch: from places[0] on the bytes, each batch's in data's shape; from
     places[1] on int32 (items, 3), where each item was cut out of its record, top and left, and whether its rows are
-    turned round; from places[2] on the labels, of data's dtype. data = (bytes - mean) * scale, mean of shape (channels,
-    height and width of a record), or (channels or 1, 1, 1).
+    turned round; from places[2] on the labels. data = (bytes - mean) * scale, mean of shape (channels, height and width
+    of a record), or (channels or 1, 1, 1).
     """
     device = packed.device
     batch = take(device)
@@ -63,7 +63,7 @@ def feed_images(packed: CudaArray, mean: CudaArray | None, data: CudaArray, labe
     items, channels, height, width = data.shape
     before, address = batch.number * items, packed.address
     pixels = address + places[0] + before * channels * height * width
-    given = None if labels is None else address + places[2] + before * data.dtype.itemsize
+    given = None if labels is None else address + places[2] + before * labels.dtype.itemsize
     grid = -(-channels * height // _WARPS), min(items, 65535), 1
     _KERNELS.run(data, "place_images", grid, 32 * _WARPS, pixels, address + places[1] + before * 12, given, mean, data,
                  labels, items, channels, height, width, *_strides(mean), scale)  # fmt: skip

@@ -1,6 +1,7 @@
 """Items picked by their numbers, and their gradients added up again.
 
-Items are rows (items, values). Indices are whole numbers, in an array of the items' dtype or of int32. For an index
+Items are rows (items, values). Indices are whole numbers, in an array of the items' dtype (of halves: float32) or of
+int32. For an index
 that is not one of an item the device raises NetError when it next waits.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.dtypes import exact
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.labels import bad_index
 from blobmem.ops.registry import op
@@ -22,11 +24,11 @@ _INT32 = np.dtype(np.int32)
 
 
 def _kernel(name: str, index: CudaArray, like: CudaArray) -> str:
-    if index.dtype == like.dtype:
+    if index.dtype == exact(like.dtype):
         return name
     if index.dtype == _INT32:
         return f"{name}_int32"
-    raise ValueError(f"indices of {like.dtype} items are {like.dtype} or int32, not {index.dtype}")
+    raise ValueError(f"indices of {like.dtype} items are {exact(like.dtype)} or int32, not {index.dtype}")
 
 
 def _fault(x: CudaArray, layer: str, items: int) -> tuple[Any, int]:

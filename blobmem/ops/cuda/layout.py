@@ -72,13 +72,13 @@ def _turn(x: CudaArray, y: CudaArray, shape: tuple[int, int, int]) -> None:
 
 
 def widen_channels(x: CudaArray, y: CudaArray) -> None:
-    """y (rows..., channels) = x (rows..., fewer channels), zeros behind; y's channels are a multiple of 4."""
+    """y (rows..., channels) = x (rows..., fewer channels), zeros behind; y's channels are whole packs of 16 bytes."""
     _KERNELS.over(y, "widen", y.nbytes // 16, x, y, y.nbytes // 16, x.shape[-1], y.shape[-1], each=2)
 
 
 def widen_planes(x: CudaArray, y: CudaArray) -> None:
-    """y (images, spatial..., channels) = x (images, fewer channels, spatial...), zeros behind; y's channels are a
-    multiple of 4."""
+    """y (images, spatial..., channels) = x (images, fewer channels, spatial...), zeros behind; y's channels are
+    whole packs of 16 bytes."""
     _, channels, positions = _planar(x.shape)
     _KERNELS.over(y, "widen_planes", y.nbytes // 16, x, y, y.nbytes // 16, channels, y.shape[-1], positions, each=2)
 

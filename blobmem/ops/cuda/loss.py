@@ -132,5 +132,5 @@ def softmax_loss_backward(prob: CudaArray, label: CudaArray, dloss: CudaArray, d
     ignore = ignore_as_number(ignore_label)
     divisor = loss_divisor(normalization, outer, inner, ignore_label)
     counts = count_labels(label, classes, ignore, divisor, ws)
-    _KERNELS.run(prob, "softmax_loss_gradient", blocks, THREADS, prob, label, dloss, dx, ws, counts, outer * inner,
+    _KERNELS.run(dx, "softmax_loss_gradient", blocks, THREADS, prob, label, dloss, dx, ws, counts, outer * inner,
                  classes, inner, slices, ignore, divisor, *label_fault(prob, layer, classes))  # fmt: skip

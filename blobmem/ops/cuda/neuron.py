@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.dtypes import is_half
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.eltwise import weighted_sum
 from blobmem.ops.cuda.launch import Kernels
@@ -16,7 +17,8 @@ from blobmem.ops.registry import ArraySpec, op
 
 _KERNELS = Kernels("neuron")
 _CODES = {np.dtype(name): code for code, name in enumerate(("uint8", "int32", "int64", "float32", "float64"))}
-"""Of `convert`."""
+"""Of `convert`, for which halves are what its source is compiled for."""
+_HALF = len(_CODES)
 
 
 @op(family="cuda")
@@ -116,9 +118,10 @@ def copy(x: CudaArray, y: CudaArray) -> None:
     if x.dtype == y.dtype:
         y.copy_from(x)
         return
-    # kernels are compiled by a floating dtype; this one looks at the codes alone
-    like = next((a for a in (x, y) if a.dtype.kind == "f"), CudaArray(y.address, (), np.float32, y.device))
-    _KERNELS.over(like, "convert", x.size, x, y, x.size, _CODES[x.dtype], _CODES[y.dtype])
+    # kernels are compiled by a floating dtype; this one looks at the codes, and of halves at that of which it is
+    like = next((a for a in (x, y) if is_half(a.dtype)), CudaArray(y.address, (), np.float32, y.device))
+    codes = _CODES.get(x.dtype, _HALF), _CODES.get(y.dtype, _HALF)
+    _KERNELS.over(like, "convert", x.size, x, y, x.size, *codes)
 
 
 @op(family="cuda")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.dtypes import exact
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.registry import op
@@ -35,7 +36,7 @@ def _planes(x: Any) -> channels.Folded:
 
 def _forward_workspace(x: Any, *_: Any, each: bool, **attributes: Any) -> int:
     """Sums of squares, and of parts of images."""
-    return 0 if each else _up(x.shape[0] * x.dtype.itemsize) + channels.workspace_bytes(_image(x))
+    return 0 if each else _up(x.shape[0] * exact(x.dtype).itemsize) + channels.workspace_bytes(_image(x))
 
 
 @op(family="cuda", workspace=_forward_workspace)
@@ -51,7 +52,7 @@ def l2_normalize_forward(x: CudaArray, scale: CudaArray, y: CudaArray, norms: Cu
         blocks = images * -(-inner // 32)
         _KERNELS.run(x, "normalize_positions", blocks, THREADS, x, scale, y, norms, count, inner, one, eps)
         return
-    squares = ws.part(0, (images,), x.dtype)
+    squares = ws.part(0, (images,), exact(x.dtype))
     sums = ws.part(_up(squares.nbytes), (channels.workspace_bytes(_image(x)),))
     channels.sum_per_channel(_image(x), x, None, squares, sums, accumulate=False, kind=channels.SQUARE)
     sizes = images, count, inner, one
@@ -62,7 +63,7 @@ def _backward_workspace(x: Any, scale: Any, norms: Any, *_: Any, **attributes: A
     """Sums over planes, over images, and over parts of planes."""
     if len(norms.shape) == 2:
         return 0
-    images, planes = (_up(n * x.dtype.itemsize) for n in (x.shape[0], x.shape[0] * x.shape[1]))
+    images, planes = (_up(n * exact(x.dtype).itemsize) for n in (x.shape[0], x.shape[0] * x.shape[1]))
     return images + planes + channels.workspace_bytes(_planes(x))
 
 
@@ -79,8 +80,8 @@ def l2_normalize_backward(x: CudaArray, scale: CudaArray, norms: CudaArray, dy: 
         return
     if x.size == 0:
         return
-    along = ws.part(0, (images,), x.dtype)
-    planes = ws.part(_up(along.nbytes), (images * count,), x.dtype)
+    along = ws.part(0, (images,), exact(x.dtype))
+    planes = ws.part(_up(along.nbytes), (images * count,), exact(x.dtype))
     sums = ws.part(_up(along.nbytes) + _up(planes.nbytes), (channels.workspace_bytes(_planes(x)),))
     channels.sum_per_channel(_planes(x), x, dy, planes, sums, accumulate=False, kind=channels.PRODUCT)
     _KERNELS.run(x, "sum_planes", images, THREADS, planes, scale, norms, along, count, one)

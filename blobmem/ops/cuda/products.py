@@ -35,14 +35,14 @@ def prepare(a: CudaArray, b: CudaArray, c: CudaArray, ws: CudaArray, *, transpos
     """`product`, to be called with the addresses of an a and of a c, again and again, while the op runs."""
     (m, k), (same, n) = _shape(a, transpose_a), _shape(b, transpose_b)
     _check(a, b, c, (m, k) == (c.shape[0], same) and n == c.shape[1])
-    cublas, itemsize = _cublas(c, ws), c.dtype.itemsize
+    cublas, kind = _cublas(c, ws), c.dtype.char
     if not c.size or not k:
         return lambda _, at: _scale(cublas, CudaArray(at, c.shape, c.dtype, c.device), beta)
     gemm, at_b, lda, ldb = cublas.gemm, b.address, a.shape[1], b.shape[1]
 
     # rows taken for columns are the transposed matrices: c^T = op(b)^T op(a)^T
     def run(at_a: int, at_c: int) -> None:
-        gemm(itemsize, transpose_b, transpose_a, n, m, k, alpha, at_b, ldb, at_a, lda, beta, at_c, n)
+        gemm(kind, transpose_b, transpose_a, n, m, k, alpha, at_b, ldb, at_a, lda, beta, at_c, n)
 
     return run
 
@@ -59,7 +59,7 @@ def batched_product(a: CudaArray, b: CudaArray, c: CudaArray, ws: CudaArray, *, 
         _scale(cublas, c, beta)
         return
     stride_a, stride_b = (array.shape[1] * array.shape[2] if array.ndim == 3 else 0 for array in (a, b))
-    cublas.gemm_strided_batched(c.dtype.itemsize, transpose_b, transpose_a, n, m, k, alpha, b.address, b.shape[-1],
+    cublas.gemm_strided_batched(c.dtype.char, transpose_b, transpose_a, n, m, k, alpha, b.address, b.shape[-1],
                                 stride_b, a.address, a.shape[-1], stride_a, beta, c.address, n, m * n,
                                 count)  # fmt: skip
 
@@ -86,4 +86,4 @@ def _scale(cublas: Cublas, c: CudaArray, beta: float) -> None:
     if beta == 0:
         c.zero()
     elif c.size and beta != 1:
-        cublas.scal(c.dtype.itemsize, c.size, beta, c.address)
+        cublas.scal(c.dtype.char, c.size, beta, c.address)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.dtypes import is_half
 from blobmem.ops.cuda import planes
 from blobmem.ops.cuda.launch import Kernels
 from blobmem.ops.labels import bad_place
@@ -68,18 +70,24 @@ def _fault(mask: CudaArray, rows: int, columns: int) -> tuple[int, int]:
     return faults.address, faults.code(key, functools.partial(bad_place, mask.shape, rows, columns))
 
 
-@op(family="cuda")
-def unpool_forward(x: CudaArray, mask: CudaArray, y: CudaArray) -> None:
+def _marks(x: Any, mask: Any, y: Any) -> int:
+    """Of four bytes each, for which elements that are halves have no room."""
+    return 4 * y.size if is_half(y.dtype) else 0
+
+
+@op(family="cuda", workspace=lambda *arrays, **_: _marks(*arrays))
+def unpool_forward(x: CudaArray, mask: CudaArray, y: CudaArray, *, ws: CudaArray) -> None:
     """y = x where the mask of a max pooling says, 0 elsewhere (Badrinarayanan et al. 2015).
 
     mask: of x's shape, places in y's plane, or -1 for none. Of several elements at one place the last stays.
     """
-    y.zero()
+    marks = ws.part(0, (4 * y.size,)) if is_half(y.dtype) else y
+    marks.zero()
     size, (rows, columns) = prod(x.shape[2:]), y.shape[2:]
     whole = mask.dtype == np.int32
-    planes.run(_KERNELS, x, "mark_places", x.shape[0] * x.shape[1], size, mask, whole, y, rows * columns,
+    planes.run(_KERNELS, x, "mark_places", x.shape[0] * x.shape[1], size, mask, whole, marks, rows * columns,
                *_fault(mask, rows, columns))  # fmt: skip
-    _run(y, "put_marked", x, y, size)
+    _run(y, "put_marked", marks, x, y, size)
 
 
 @op(family="cuda")

@@ -4,6 +4,10 @@ In every update g = scale * diff + decay * pull, where the pull is data itself f
 stays as it is. Each is one pass over its arrays. They take the arrays of any number of parameters, those of one, in the
 host op's order, after those of another, and have one launch for about a hundred parameters; every element comes out as
 from its parameter alone.
+
+A parameter of halves has a master of float32 as one more array, which takes data's part; data becomes its rounding, and
+where data is no longer that, the master begins with data. With `scaled` each has, as its last array, the scale of the
+losses (`next_scale`), by which diff is divided; where a gradient was found that is no number, nothing happens.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.devices.cuda.sources import TABLE
+from blobmem.dtypes import is_half
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.registry import op
 
@@ -55,55 +60,61 @@ def _tables(width: int, chunk: int, sizes: tuple[int, ...], addresses: tuple[int
     return launches
 
 
-def _update(kernel: str, width: int, arrays: Sequence[CudaArray], regularization: str, *numbers: float) -> None:
-    """Run a kernel over all elements of the arrays, `width` for each parameter."""
+def _update(kernel: str, histories: int, arrays: Sequence[CudaArray], regularization: str, scaled: bool,
+            *numbers: float) -> None:  # fmt: skip
+    """Run a kernel over all elements of the arrays, those of a parameter being gradient, data, histories and so on."""
+    width, scaling = 2 + histories + is_half(arrays[0].dtype), None
+    if scaled:
+        scaling = arrays[width]
+        arrays = [array for at, array in enumerate(arrays) if at % (width + 1) < width]
     for blocks, table, count in _launches(width, arrays):
-        _KERNELS.run(arrays[0], kernel, blocks, THREADS, table, count, _CHUNK, regularization == "L1", *numbers)
+        given = table, count, _CHUNK, regularization == "L1", scaling
+        _KERNELS.run(arrays[0], kernel, blocks, THREADS, *given, *numbers)
 
 
 @op(family="cuda")
 def sgd_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-               momentum: float) -> None:  # fmt: skip
+               momentum: float, scaled: bool = False) -> None:  # fmt: skip
     """history = momentum * history + rate * g; data -= history."""
-    _update("sgd", 3, arrays, regularization, decay, scale, rate, momentum)
+    _update("sgd", 1, arrays, regularization, scaled, decay, scale, rate, momentum)
 
 
 @op(family="cuda")
 def nesterov_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                    momentum: float) -> None:  # fmt: skip
+                    momentum: float, scaled: bool = False) -> None:  # fmt: skip
     """As `sgd_update`, but data -= (1 + momentum) * history - momentum * old history (Nesterov 1983)."""
-    _update("nesterov", 3, arrays, regularization, decay, scale, rate, momentum)
+    _update("nesterov", 1, arrays, regularization, scaled, decay, scale, rate, momentum)
 
 
 @op(family="cuda")
 def adagrad_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                   delta: float) -> None:  # fmt: skip
+                   delta: float, scaled: bool = False) -> None:  # fmt: skip
     """history += g^2; data -= rate * g / (sqrt(history) + delta) (Duchi et al. 2011)."""
-    _update("adagrad", 3, arrays, regularization, decay, scale, rate, delta)
+    _update("adagrad", 1, arrays, regularization, scaled, decay, scale, rate, delta)
 
 
 @op(family="cuda")
 def rmsprop_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                   rms_decay: float, delta: float) -> None:  # fmt: skip
+                   rms_decay: float, delta: float, scaled: bool = False) -> None:  # fmt: skip
     """history = rms_decay * history + (1 - rms_decay) * g^2; data -= rate * g / (sqrt(history) + delta) (Tieleman and
     Hinton 2012)."""
-    _update("rmsprop", 3, arrays, regularization, decay, scale, rate, rms_decay, delta)
+    _update("rmsprop", 1, arrays, regularization, scaled, decay, scale, rate, rms_decay, delta)
 
 
 @op(family="cuda")
 def adadelta_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                    momentum: float, delta: float) -> None:  # fmt: skip
+                    momentum: float, delta: float, scaled: bool = False) -> None:  # fmt: skip
     """gradients = momentum * gradients + (1 - momentum) * g^2; u = g * sqrt((updates + delta) / (gradients + delta));
     updates = momentum * updates + (1 - momentum) * u^2; data -= rate * u (Zeiler 2012)."""
-    _update("adadelta", 4, arrays, regularization, decay, scale, rate, momentum, delta)
+    _update("adadelta", 2, arrays, regularization, scaled, decay, scale, rate, momentum, delta)
 
 
 @op(family="cuda")
 def adam_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                momentum: float, momentum2: float, delta: float) -> None:  # fmt: skip
+                momentum: float, momentum2: float, delta: float, scaled: bool = False) -> None:  # fmt: skip
     """first = momentum * first + (1 - momentum) * g; second = momentum2 * second + (1 - momentum2) * g^2;
     data -= rate * first / (sqrt(second) + delta) (Kingma and Ba 2015; the rate has the correction in it)."""
-    _update("adam", 4, arrays, regularization, decay, scale, rate, momentum, momentum2, delta)
+    _update("adam", 2, arrays, regularization, scaled, decay, scale, rate, momentum, momentum2, delta)
 
 
 def _chunk(arrays: Sequence[Any]) -> int:
@@ -133,3 +144,28 @@ def sumsq(*arrays: CudaArray, ws: CudaArray) -> None:
         done += blocks
     if total > 1:
         _KERNELS.run(diffs[0], "add_parts", 1, THREADS, ws, total, *outs)
+
+
+@op(family="cuda")
+def fill_scaled(scaling: CudaArray, y: CudaArray, *, value: float) -> None:
+    """y = value times the scale of the losses."""
+    _KERNELS.over(y, "fill_scaled", y.size, scaling, y, y.size, value)
+
+
+@op(family="cuda")
+def find_bad(*arrays: CudaArray) -> None:
+    """Have the last array, the scale of the losses, say so if those before it have an infinity, or what is no number;
+    they are of one dtype."""
+    *diffs, scaling = arrays
+    for blocks, table, count in _launches(1, diffs):
+        _KERNELS.run(diffs[0], "find_bad", blocks, THREADS, table, count, _CHUNK, scaling)
+
+
+@op(family="cuda")
+def next_scale(scaling: CudaArray) -> None:
+    """The scale of the losses after a step: half of it if the step was left out, twice as much after 2000 good ones.
+
+    scaling (4,), float32: the scale (0 stands for 2^15, to begin with), good steps since it was changed, 1 where
+    `find_bad` found something, and how many steps were left out.
+    """
+    _KERNELS.run(scaling, "next_scale", 1, 1, scaling)

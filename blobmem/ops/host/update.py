@@ -172,3 +172,34 @@ def sum_of_squares(x: np.ndarray) -> float:
 def sumsq(diff: np.ndarray, out: np.ndarray) -> None:
     """out[0] += the sum of diff's squares, itself taken in double precision."""
     out.reshape(-1)[0] += sum_of_squares(diff)
+
+
+# What losses of halves are multiplied by; scaling is (scale, good steps, 1 for a bad one, steps left out), as on a GPU,
+# where such nets compute.
+_FIRST, _LEAST, _LARGEST, _GOOD_STEPS = 2.0**15, 2.0**-16, 2.0**24, 2000
+
+
+@op
+def fill_scaled(scaling: np.ndarray, y: np.ndarray, *, value: float) -> None:
+    """y = value times the scale of the losses."""
+    y.fill(value * (scaling[0] or _FIRST))
+
+
+@op
+def find_bad(*arrays: np.ndarray) -> None:
+    """Have the last array, the scale of the losses, say so if there is an infinity, or what is no number, before it."""
+    *diffs, scaling = arrays
+    if not all(np.isfinite(sum_of_squares(diff)) for diff in diffs):
+        scaling[2] = 1
+
+
+@op
+def next_scale(scaling: np.ndarray) -> None:
+    """The scale of the losses after a step: half of it if the step was left out, twice as much after 2000 good ones."""
+    scale, good, bad, left_out = scaling[0] or _FIRST, scaling[1] + 1, scaling[2] != 0, scaling[3]
+    if bad:
+        scaling[:] = scale / 2 if scale > _LEAST else scale, 0, 0, left_out + 1
+    elif good == _GOOD_STEPS:
+        scaling[:] = min(2 * scale, _LARGEST), 0, 0, left_out
+    else:
+        scaling[:] = scale, good, 0, left_out

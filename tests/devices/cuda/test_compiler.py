@@ -6,12 +6,16 @@ import re
 import numpy as np
 import pytest
 
+from blobmem import dtypes
 from blobmem.devices.cuda import compiler, sources
 from blobmem.devices.cuda.context import LEAST_CAPABILITY
 from blobmem.errors import DeviceError
 
 LEAST = "sm_{}{}".format(*LEAST_CAPABILITY)
-DTYPES = pytest.mark.parametrize("dtype", sources.DEFINES, ids=lambda dtype: dtype.name)
+DTYPES = pytest.mark.parametrize("dtype", sources.DEFINES)
+SOURCES = [(name, dtype) for name in sources.names() for dtype in sources.DEFINES]
+# the two halves differ in two functions of common.cuh, which every source has
+SOURCES = [(name, dtype) for name, dtype in SOURCES if dtype != "bfloat16" or name == "neuron"]
 
 
 @pytest.fixture
@@ -36,17 +40,16 @@ def kernels(code):
     return {name.decode() for name in re.findall(rb"\0\.nv\.constant0\.(\w+)(?=\0)", code)}
 
 
-@DTYPES
-@pytest.mark.parametrize("source", sources.names())
+@pytest.mark.parametrize(("source", "dtype"), SOURCES)
 def test_compiles(hasty, source, dtype):
     expected = set(sources.signatures(source))
-    assert expected and kernels(compiler.compile_source(source, dtype, "sm_90")) == expected
+    assert expected and kernels(compiler.compile_source(source, dtypes.of(dtype), "sm_90")) == expected
 
 
 @DTYPES
 @pytest.mark.parametrize("source", ["boxes", "neuron", "update"])  # the most library functions, and warps' exchanges
 def test_compiles_for_the_oldest_gpus(hasty, source, dtype):
-    assert kernels(compiler.compile_source(source, dtype, LEAST)) == set(sources.signatures(source))
+    assert kernels(compiler.compile_source(source, dtypes.of(dtype), LEAST)) == set(sources.signatures(source))
 
 
 def test_as_users_get_it_and_once(nvrtc, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import cuda_emulation
 import numpy as np
 import pytest
 
+from blobmem import dtypes
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.errors import DeviceError, OutOfDeviceMemory
 from blobmem.ops.cuda import algorithms, conv_plans, conv_search, cudnn, layout
@@ -649,6 +650,20 @@ def test_channels_last_in_predictions(gpu, rng):
     x, y = (ArraySpec(np.moveaxis(a, 1, -1).shape, a.dtype) for a in (at.x_values, at.y_values))
     nbytes, _ = workspace(gpu, "conv_forward", x, at.w, None, y, layout="NHWC", **WINDOW)
     assert nbytes == gpu.workspace_limit + 1024
+
+
+@pytest.mark.parametrize("dtype", dtypes.HALVES)
+def test_halves_have_choices_of_their_own_and_whole_packs_of_channels(gpu, dtype):
+    gpu.predicts = True
+    x, w, y = (ArraySpec(shape, dtypes.of(dtype)) for shape in ((2, 5, 6, 3), SHAPES["w"], (2, 5, 6, 4)))
+    keys = set()
+    for gpu.math in ("fp32", "tf32"):
+        keys.add(conv_plans.key_of("forward", gpu, x, w, **WINDOW, layout="NHWC"))
+        nbytes, _ = workspace(gpu, "conv_forward", x, w, None, y, layout="NHWC", **WINDOW)
+        wide = 2 * 5 * 6 * 8 * 2, 4 * 3 * 9 * 2, 4 * 8 * 9 * 2  # images, weights turned over, and both with 8 channels
+        assert nbytes == gpu.workspace_limit + sum(map(layout.aligned, wide))
+    (key,) = keys
+    assert (key.dtype, key.math) == (dtype, dtype)
 
 
 def test_too_little_workspace_for_the_weights_is_an_error(gpu, rng):

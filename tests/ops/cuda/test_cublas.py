@@ -48,6 +48,8 @@ def calls(monkeypatch):
         name = f"{letter}gemm_strided_batched"
         setattr(library, name, recorded(name, scalar, 6, 13))
         setattr(library, f"{letter}scal", recorded(f"{letter}scal", scalar, 2))
+    for name, at in (("gemm_ex", (6, 13)), ("gemm_strided_batched_ex", (6, 15)), ("scal_ex", (2,))):
+        setattr(library, name, recorded(name, ctypes.c_float, *at))
     for name in ("set_stream", "set_workspace", "set_math_mode"):
         setattr(library, name, recorded(name, None))
     bindings = types.ModuleType("nvmath.bindings")
@@ -121,16 +123,30 @@ def test_a_handle_serves_the_next_thread(calls):
     assert len(made) == 3
 
 
-@pytest.mark.parametrize("itemsize, letter", [(4, "s"), (8, "d")])
-def test_arguments_and_scalars(calls, itemsize, letter):
+@pytest.mark.parametrize("kind, letter", [("f", "s"), ("d", "d")])
+def test_arguments_and_scalars(calls, kind, letter):
     cublas = Cublas(Device())
-    cublas.gemm(itemsize, True, False, 2, 3, 4, 1.5, A, 10, B, 11, 0.25, C, 12)
-    cublas.gemm_strided_batched(itemsize, False, True, 2, 3, 4, 1.0, A, 10, 20, B, 11, 21, 0.5, C, 12, 22, 6)
-    cublas.scal(itemsize, 9, -0.5, C)
+    cublas.gemm(kind, True, False, 2, 3, 4, 1.5, A, 10, B, 11, 0.25, C, 12)
+    cublas.gemm_strided_batched(kind, False, True, 2, 3, 4, 1.0, A, 10, 20, B, 11, 21, 0.5, C, 12, 22, 6)
+    cublas.scal(kind, 9, -0.5, C)
     assert calls == [
         (f"{letter}gemm", 77, 1, 0, 2, 3, 4, 1.5, A, 10, B, 11, 0.25, C, 12),
         (f"{letter}gemm_strided_batched", 77, 0, 1, 2, 3, 4, 1.0, A, 10, 20, B, 11, 21, 0.5, C, 12, 22, 6),
         (f"{letter}scal", 77, 9, -0.5, C, 1),
+    ]
+
+
+@pytest.mark.parametrize("kind, number", [("e", 2), ("E", 14)])
+def test_halves_are_summed_in_float32(calls, kind, number):
+    cublas = Cublas(Device())
+    cublas.gemm(kind, True, False, 2, 3, 4, 1.5, A, 10, B, 11, 0.25, C, 12)
+    cublas.gemm_strided_batched(kind, False, True, 2, 3, 4, 1.0, A, 10, 20, B, 11, 21, 0.5, C, 12, 22, 6)
+    cublas.scal(kind, 9, -0.5, C)
+    a, b, c = (A, number, 10), (B, number, 11), (C, number, 12)
+    assert calls == [
+        ("gemm_ex", 77, 1, 0, 2, 3, 4, 1.5, *a, *b, 0.25, *c, 68, -1),
+        ("gemm_strided_batched_ex", 77, 0, 1, 2, 3, 4, 1.0, *a, 20, *b, 21, 0.5, *c, 22, 6, 68, -1),
+        ("scal_ex", 77, 9, -0.5, 0, C, number, 1, 0),
     ]
 
 
@@ -145,7 +161,7 @@ def test_what_goes_wrong_is_a_device_error(calls, monkeypatch):
 
     library.sgemm = sgemm
     with pytest.raises(DeviceError, match="sgemm failed: CUBLAS_STATUS_EXECUTION_FAILED"):
-        Cublas(Device()).gemm(4, False, False, 1, 1, 1, 1.0, A, 1, B, 1, 0.0, C, 1)
+        Cublas(Device()).gemm("f", False, False, 1, 1, 1, 1.0, A, 1, B, 1, 0.0, C, 1)
     library.create = create
     with pytest.raises(DeviceError, match="does not start: libcublas"):
         Cublas(Device())

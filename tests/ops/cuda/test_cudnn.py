@@ -2,6 +2,7 @@
 
 import pytest
 
+from blobmem import dtypes
 from blobmem.ops.cuda.algorithms import WORKSPACE_LIMIT, Key
 from blobmem.ops.cuda.cudnn import RELU, barred, build_graph, strides
 
@@ -29,7 +30,7 @@ def key(window, direction="forward", dtype="float32", layout="NCHW", math="fp32"
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", dtypes.NAMES)
 @pytest.mark.parametrize("direction", ["forward", "forward+bias", RELU, "data", "weights"])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_frontend_accepts_the_graph(cudnn, window, direction, dtype, layout):
@@ -76,6 +77,7 @@ def test_what_is_barred():
     assert barred(key("2d", math="tf32")) == ()
     assert barred(key("2d", math="tf32", deterministic=True)) == ("NONDETERMINISTIC",)
     assert "TENSOR_CORE" in barred(key("2d"))
+    assert barred(key("2d", dtype="bfloat16", math="bfloat16")) == ("REDUCED_PRECISION_REDUCTION",)
     assert barred(key("2d", dtype="float64")) == ()  # tensor cores keep double precision
 
 

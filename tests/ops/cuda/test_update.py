@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from update_formulas import HISTORIES, OPTIONS
 
+from blobmem import dtypes
 from blobmem.ops.cuda import update
 from blobmem.ops.registry import table
 
@@ -26,6 +27,56 @@ def test_update(cuda, rng, kind, regularization, shape, dtype):
         f"{kind.lower()}_update", diff, data, *history, rtol=4e-6 if dtype == np.float32 else 1e-14, **attributes
     )
     np.testing.assert_array_equal(got[0], diff)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("size", [1, 5, 4099])
+@pytest.mark.parametrize("dtype", dtypes.HALVES)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_update_of_halves_is_that_of_their_masters(cuda, rng, kind, size, dtype, scaled):
+    half = dtypes.of(dtype)
+    diff, data = (rng.normal(size=size).astype(half) for _ in range(2))
+    history = [np.abs(rng.normal(size=size)).astype(np.float32) for _ in range(HISTORIES[kind])]
+    # what the parameter is the rounding of, but for the last one, which somebody wrote
+    master = data.astype(np.float32) * np.float32(1 + 1e-4)
+    master[master.astype(half) != data] = data.astype(np.float32)[master.astype(half) != data]
+    master[-1] = data[-1]
+    stale = master.copy()
+    stale[-1] += 1
+    scaling = np.array([8, 0, 0, 0], np.float32)
+    attributes = {"regularization": "L2", **COMMON, **OPTIONS[kind]}
+    name, more = f"{kind.lower()}_update", [scaling] if scaled else []
+    got = cuda.run(name, diff, data, *history, stale, *more, **attributes, **({"scaled": True} if scaled else {}))
+    exact = diff.astype(np.float32) / np.float32(8 if scaled else 1), master.copy()
+    expected = cuda.run(name, exact[0], exact[1], *[each.copy() for each in history], **attributes)
+    width = 2 + len(history)
+    for found, wanted in zip((*got[2:width], got[width]), (*expected[2:], expected[1]), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=4e-6, atol=1e-6)
+    assert np.array_equal(got[1], got[width].astype(half))
+
+
+@pytest.mark.parametrize("dtype", [*dtypes.HALVES, "float32"])
+@pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_gradients_that_are_no_numbers_are_found(cuda, rng, dtype, bad, at):
+    arrays = [rng.normal(size=n).astype(dtypes.of(dtype)) for n in (3, 0, 4099, 20_000)]
+    if bad is not None:
+        arrays[-1].flat[(0, 4097, -1)[at]] = bad
+    (*_, scaling) = cuda.run("find_bad", *arrays, np.array([4, 3, 0, 1], np.float32))
+    assert scaling.tolist() == [4, 3, bad is not None, 1]
+    (*_, kept) = cuda.run("sgd_update", *(np.ones(5, np.float32) for _ in range(3)), scaling, rate=1.0, decay=0.0,
+                          regularization="L2", scale=1.0, momentum=0.0, scaled=True)  # fmt: skip
+    assert kept.tolist() == scaling.tolist()
+
+
+STATES = [[0, 0, 0, 0], [8, 5, 0, 2], [8, 5, 1, 2], [8, 1999, 0, 0], [2.0**24, 1999, 0, 0], [2.0**-16, 0, 1, 9]]
+
+
+@pytest.mark.parametrize("state", STATES, ids=str)
+def test_the_next_scale(cuda, state):
+    got = cuda.compare("next_scale", np.array(state, np.float32), rtol=0)[0]
+    y = np.zeros((3, 5), np.float32)
+    assert (cuda.compare("fill_scaled", got, y, value=0.5)[1] == got[0] / 2).all()
 
 
 def parameters(rng, kind, sizes, dtype):

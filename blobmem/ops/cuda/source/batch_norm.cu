@@ -47,7 +47,7 @@ struct Forward {
                 splits}
 
 template <int W>
-__device__ __forceinline__ void moments(const T *x, Forward to, i64 outer, i64 inner, double *shared) {
+__device__ __forceinline__ void moments(const D *x, Forward to, i64 outer, i64 inner, double *shared) {
   i64 s = quotient(blockIdx.x, to.channels), c = blockIdx.x - s * to.channels;
   Part part(outer * (inner / W), s, to.splits);
   double count = (double)(part.stop - part.first) * W;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void moments(const T *x, Forward to, i64 outer, i64 i
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    forward_moments(const T *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
+    forward_moments(const D *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
                     void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction) {
   __shared__ double shared[32];
   FORWARD;
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 template <int W>
-__device__ __forceinline__ void column_moments(const T *x, Forward to, i64 outer, int width, double *shared) {
+__device__ __forceinline__ void column_moments(const D *x, Forward to, i64 outer, int width, double *shared) {
   ColumnBlock<W> block(outer, to.channels, to.splits, width);
   ColumnMoments<W> seen;
   block.template each<4>([=](i64 at) { return load<W>(x, at); }, [&](const Lot<W>(&rows)[4]) { seen.add(rows); },
@@ -94,7 +94,7 @@ __device__ __forceinline__ void column_moments(const T *x, Forward to, i64 outer
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    forward_moments_columns(const T *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
+    forward_moments_columns(const D *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
                             void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction,
                             int width) {
   __shared__ double shared[COLUMN_THREADS * PACK];
@@ -126,8 +126,8 @@ extern "C" __global__ void __launch_bounds__(512)
 struct Normalize {
   typedef ::At At;
   enum { GROUP = 4 };
-  const T *x;
-  T *y, *xhat;
+  const D *x;
+  D *y, *xhat;
   const Factors *factors;
   Shift shift;
   __device__ __forceinline__ At at(i64 c) const { return At{factors[c], shift.times(c), shift.plus(c)}; }
@@ -147,8 +147,8 @@ struct Normalize {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    forward_map(const T *x, T *y, T *xhat, const void *factors, const T *gamma, const T *beta, i64 n, i64 channels,
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    forward_map(const D *x, D *y, D *xhat, const void *factors, const D *gamma, const D *beta, i64 n, i64 channels,
                 i64 inner, int relu) {
   Normalize map = {x, y, xhat, (const Factors *)factors, {gamma, beta, relu}};
   map_channels(map, n, channels, inner, aligned(x) && aligned(y) && aligned(xhat), true);
@@ -159,7 +159,7 @@ struct NormalizeSum {
   typedef ::At At;
   enum { GROUP = 2 };
   Normalize one;
-  const T *b;
+  const D *b;
   T slope;
   __device__ __forceinline__ At at(i64 c) const { return one.at(c); }
   template <int W> __device__ __forceinline__ Lots<W> load(i64 i) const { return ::load<W>(one.x, b, i); }
@@ -171,8 +171,8 @@ struct NormalizeSum {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { one.template store<W>(i, v); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    forward_sum_map(const T *x, const T *b, T *y, T *xhat, const void *factors, const T *gamma, const T *beta, i64 n,
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    forward_sum_map(const D *x, const D *b, D *y, D *xhat, const void *factors, const D *gamma, const D *beta, i64 n,
                     i64 channels, i64 inner, T slope) {
   NormalizeSum map = {{x, y, xhat, (const Factors *)factors, {gamma, beta, 0}}, b, slope};
   map_channels(map, n, channels, inner, aligned(x) && aligned(b) && aligned(y) && aligned(xhat), true);
@@ -183,8 +183,9 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 struct Running {
   struct At { T mean, scale, gamma, beta; };
   enum { GROUP = 4 };
-  const T *x, *mean, *var, *gamma, *beta;
-  T *y;
+  const D *x, *gamma, *beta;
+  const T *mean, *var;
+  D *y;
   T weight, eps;
   int relu;
   __device__ __forceinline__ At at(i64 c) const {
@@ -199,9 +200,9 @@ struct Running {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lot<W> &v) const { ::store<W>(y, i, v); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    batch_norm_inference(const T *x, T *y, const T *mean, const T *var, const T *factor, const T *gamma, const T *beta,
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    batch_norm_inference(const D *x, D *y, const T *mean, const T *var, const T *factor, const D *gamma, const D *beta,
                          i64 n, i64 channels, i64 inner, double eps, int relu) {
-  Running map = {x, mean, var, gamma, beta, y, factor[0] != 0 ? 1 / factor[0] : (T)0, (T)eps, relu};
+  Running map = {x, gamma, beta, mean, var, y, factor[0] != 0 ? 1 / factor[0] : (T)0, (T)eps, relu};
   map_channels(map, n, channels, inner, aligned(x) && aligned(y));
 }

@@ -10,7 +10,7 @@ struct __align__(16) Factors { T mean, rest, scale, unused; };
 
 // gamma and beta may be null: 1 and 0.
 struct Shift {
-  const T *gamma, *beta;
+  const D *gamma, *beta;
   int relu;
   __device__ __forceinline__ T times(i64 c) const { return gamma ? gamma[c] : (T)1; }
   __device__ __forceinline__ T plus(i64 c) const { return beta ? beta[c] : (T)0; }

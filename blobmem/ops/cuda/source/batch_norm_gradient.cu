@@ -14,7 +14,7 @@ struct Backward {
   Factors *factors;
   const T *inv_std;
   Shift shift;
-  T *dgamma, *dbeta;
+  D *dgamma, *dbeta;
   int accumulate;
   double count;
   i64 channels, splits;
@@ -38,7 +38,7 @@ struct Backward {
                  (double)outer * inner, channels, splits}
 
 template <int W>
-__device__ __forceinline__ void sums(const T *xhat, const T *dy, Backward to, i64 outer, i64 inner, double *shared) {
+__device__ __forceinline__ void sums(const D *xhat, const D *dy, Backward to, i64 outer, i64 inner, double *shared) {
   i64 s = quotient(blockIdx.x, to.channels), c = blockIdx.x - s * to.channels;
   T gamma = to.shift.times(c), beta = to.shift.plus(c), plain = 0, along = 0;
   int relu = to.shift.relu;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void sums(const T *xhat, const T *dy, Backward to, i6
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    backward_sums(const T *xhat, const T *dy, const T *inv_std, const T *gamma, const T *beta, T *dgamma, T *dbeta,
+    backward_sums(const D *xhat, const D *dy, const T *inv_std, const D *gamma, const D *beta, D *dgamma, D *dbeta,
                   double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu,
                   int accumulate) {
   __shared__ double shared[32];
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 template <int W>
-__device__ __forceinline__ void column_sums(const T *xhat, const T *dy, Backward to, i64 outer, int width,
+__device__ __forceinline__ void column_sums(const D *xhat, const D *dy, Backward to, i64 outer, int width,
                                             double *shared) {
   ColumnBlock<W> block(outer, to.channels, to.splits, width);
   T gamma[W], beta[W], plain[W] = {}, along[W] = {};
@@ -104,9 +104,9 @@ __device__ __forceinline__ void column_sums(const T *xhat, const T *dy, Backward
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    backward_sums_columns(const T *xhat, const T *dy, const T *inv_std, const T *gamma, const T *beta, T *dgamma,
-                          T *dbeta, double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits,
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    backward_sums_columns(const D *xhat, const D *dy, const T *inv_std, const D *gamma, const D *beta, D *dgamma,
+                          D *dbeta, double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits,
                           int relu, int accumulate, int width) {
   __shared__ double shared[COLUMN_THREADS * PACK];
   BACKWARD;
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 }
 
 extern "C" __global__ void __launch_bounds__(512)
-    backward_finish(const T *inv_std, const T *gamma, const T *beta, T *dgamma, T *dbeta, double *parts, void *factors,
+    backward_finish(const T *inv_std, const D *gamma, const D *beta, D *dgamma, D *dbeta, double *parts, void *factors,
                     i64 outer, i64 channels, i64 inner, i64 splits, int relu, int accumulate) {
   __shared__ double shared[16 * ABREAST];
   BACKWARD;
@@ -131,8 +131,8 @@ extern "C" __global__ void __launch_bounds__(512)
 struct Gradient {
   typedef ::At At;
   enum { GROUP = 2 };
-  const T *xhat, *dy;
-  T *dx;
+  const D *xhat, *dy;
+  D *dx;
   const Factors *factors;
   Shift shift;
   __device__ __forceinline__ At at(i64 c) const { return At{factors[c], shift.times(c), shift.plus(c)}; }
@@ -144,8 +144,8 @@ struct Gradient {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { ::store<W>(dx, i, v.a); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    backward_map(const T *xhat, const T *dy, T *dx, const void *factors, const T *gamma, const T *beta, i64 n,
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    backward_map(const D *xhat, const D *dy, D *dx, const void *factors, const D *gamma, const D *beta, i64 n,
                  i64 channels, i64 inner, int relu) {
   Gradient map = {xhat, dy, dx, (const Factors *)factors, {gamma, beta, relu}};
   map_channels(map, n, channels, inner, aligned(xhat) && aligned(dy) && aligned(dx), true);

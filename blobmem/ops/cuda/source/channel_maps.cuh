@@ -192,8 +192,8 @@ __device__ __forceinline__ void map_channels(M &map, i64 n, i64 channels, i64 in
 template <class F> struct Map1 {
   typedef i64 At;
   enum { GROUP = 4 };
-  const T *x;
-  T *y;
+  const D *x;
+  D *y;
   F f;
   __device__ __forceinline__ At at(i64 c) const { return c; }
   template <int W> __device__ __forceinline__ Lot<W> load(i64 i) const { return ::load<W>(x, i); }
@@ -205,8 +205,8 @@ template <class F> struct Map1 {
 template <class F> struct Map2 {
   typedef i64 At;
   enum { GROUP = 2 };
-  const T *x, *y;
-  T *z;
+  const D *x, *y;
+  D *z;
   F f;
   __device__ __forceinline__ At at(i64 c) const { return c; }
   template <int W> __device__ __forceinline__ Lots<W> load(i64 i) const { return ::load<W>(x, y, i); }
@@ -217,14 +217,14 @@ template <class F> struct Map2 {
 };
 
 // y[i] = f(c, x[i]) for i < n; y may be x.
-template <class F> __device__ __forceinline__ void map1_channels(const T *x, T *y, i64 n, i64 channels, i64 inner, F f) {
+template <class F> __device__ __forceinline__ void map1_channels(const D *x, D *y, i64 n, i64 channels, i64 inner, F f) {
   Map1<F> map = {x, y, f};
   map_channels(map, n, channels, inner, aligned(x) && aligned(y));
 }
 
 // z[i] = f(c, x[i], y[i]); z may be x or y.
 template <class F>
-__device__ __forceinline__ void map2_channels(const T *x, const T *y, T *z, i64 n, i64 channels, i64 inner, F f) {
+__device__ __forceinline__ void map2_channels(const D *x, const D *y, D *z, i64 n, i64 channels, i64 inner, F f) {
   Map2<F> map = {x, y, z, f};
   map_channels(map, n, channels, inner, aligned(x) && aligned(y) && aligned(z));
 }

@@ -14,7 +14,7 @@ template <int KIND> __device__ __forceinline__ T term(T a, T b) {
 }
 
 template <int KIND, int W>
-__device__ __forceinline__ T sum_places(const T *x, const T *y, i64 channels, i64 inner, i64 c, Part part, int thread,
+__device__ __forceinline__ T sum_places(const D *x, const D *y, i64 channels, i64 inner, i64 c, Part part, int thread,
                                         int step) {
   T total = 0;
   for_places<W, 4>(
@@ -38,36 +38,48 @@ __device__ __forceinline__ T sum_places(const T *x, const T *y, i64 channels, i6
                       : f(PRODUCT_BELOW))
 
 template <int KIND>
-__device__ __forceinline__ T sum_part(const T *x, const T *y, i64 outer, i64 channels, i64 inner, i64 c, i64 s,
+__device__ __forceinline__ T sum_part(const D *x, const D *y, i64 outer, i64 channels, i64 inner, i64 c, i64 s,
                                       i64 splits, int thread, int step) {
   if (whole_packs(inner) && aligned(x) && aligned(y))
     return sum_places<KIND, PACK>(x, y, channels, inner, c, Part(outer * (inner / PACK), s, splits), thread, step);
   return sum_places<KIND, 1>(x, y, channels, inner, c, Part(outer * inner, s, splits), thread, step);
 }
 
-// Where a sum goes: to its channel if it is the whole of it, else to its place among the parts.
-__device__ __forceinline__ void put(double sum, i64 c, i64 s, i64 splits, double factor, int accumulate, T *total,
-                                    double *parts) {
-  if (splits > 1)
-    parts[c * splits + s] = sum;
-  else
-    total[c] = (T)(sum * factor) + (accumulate ? total[c] : (T)0);
-}
+// What sums become: total[c] (+)= factor * sum. `exact`: total is of T.
+struct Totals {
+  void *total;
+  int exact, accumulate;
+  double factor;
+  template <class V> __device__ __forceinline__ void put_to(V *to, double sum) const {
+    *to = (T)(sum * factor) + (accumulate ? *to : (T)0);
+  }
+  // To its channel, if it is the whole of it, else to its place among the parts.
+  __device__ __forceinline__ void put(double sum, i64 c, i64 s, i64 splits, double *parts) const {
+    if (splits > 1) {
+      parts[c * splits + s] = sum;
+      return;
+    }
+#ifdef HALVES
+    if (exact) return put_to((T *)total + c, sum);
+#endif
+    put_to((D *)total + c, sum);
+  }
+};
 
 // A block for each part of each channel.
-extern "C" __global__ void sum_channels(const T *x, const T *y, T *total, double *parts, i64 outer, i64 channels,
-                                        i64 inner, i64 splits, int kind, double factor, int accumulate) {
+extern "C" __global__ void sum_channels(const D *x, const D *y, void *total, double *parts, i64 outer, i64 channels,
+                                        i64 inner, i64 splits, int kind, double factor, int accumulate, int exact) {
   __shared__ double shared[32];
   i64 c = blockIdx.x / splits, s = blockIdx.x % splits;
 #define SUM(KIND) sum_part<KIND>(x, y, outer, channels, inner, c, s, splits, threadIdx.x, blockDim.x)
   double sum = block_sum((double)BY_KIND(kind, SUM), shared);
 #undef SUM
-  if (threadIdx.x == 0) put(sum, c, s, splits, factor, accumulate, total, parts);
+  if (threadIdx.x == 0) Totals{total, exact, accumulate, factor}.put(sum, c, s, splits, parts);
 }
 
 // A warp for each channel, where channels are short.
-extern "C" __global__ void sum_short_channels(const T *x, const T *y, T *total, i64 outer, i64 channels, i64 inner,
-                                              int kind, double factor, int accumulate) {
+extern "C" __global__ void sum_short_channels(const D *x, const D *y, void *total, i64 outer, i64 channels, i64 inner,
+                                              int kind, double factor, int accumulate, int exact) {
   i64 c = (i64)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
   if (c >= channels) return;
   int lane = threadIdx.x & 31;
@@ -75,12 +87,12 @@ extern "C" __global__ void sum_short_channels(const T *x, const T *y, T *total, 
   double sum = BY_KIND(kind, SUM);
 #undef SUM
   for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (lane == 0) put(sum, c, 0, 1, factor, accumulate, total, nullptr);
+  if (lane == 0) Totals{total, exact, accumulate, factor}.put(sum, c, 0, 1, nullptr);
 }
 
 // The sums of W neighbouring channels from c on, over rows [first, stop).
 template <int KIND, int W>
-__device__ __forceinline__ Lot<W> sum_rows(const T *x, const T *y, i64 channels, i64 c, i64 first, i64 stop, int step) {
+__device__ __forceinline__ Lot<W> sum_rows(const D *x, const D *y, i64 channels, i64 c, i64 first, i64 stop, int step) {
   Lot<W> total = {};
   grouped<4>(
       first, stop, step, [=](i64 n) { return load<W>(x, KIND >= PRODUCT ? y : x, n * channels + c); },
@@ -93,7 +105,7 @@ __device__ __forceinline__ Lot<W> sum_rows(const T *x, const T *y, i64 channels,
 
 // dx = the gradient of a ReLU, of which x is the input or the output, there; and its sums.
 template <int W>
-__device__ __forceinline__ Lot<W> relu_rows(const T *x, const T *dy, T *dx, i64 channels, i64 c, i64 first, i64 stop,
+__device__ __forceinline__ Lot<W> relu_rows(const D *x, const D *dy, D *dx, i64 channels, i64 c, i64 first, i64 stop,
                                             int step, T slope) {
   Lot<W> total = {};
   grouped<4>(
@@ -114,8 +126,8 @@ __device__ __forceinline__ Lot<W> relu_rows(const T *x, const T *dy, T *dx, i64 
 
 // rows(c, first, stop, step) gives a thread's sums of W neighbouring channels.
 template <int W, class F>
-__device__ __forceinline__ void sum_neighbours(T *total, double *parts, i64 outer, i64 channels, i64 splits,
-                                               double factor, int accumulate, double (&sums)[32][33], F sum_of) {
+__device__ __forceinline__ void sum_neighbours(Totals totals, double *parts, i64 outer, i64 channels, i64 splits,
+                                               double (&sums)[8 * PACK][33], F sum_of) {
   int lane = threadIdx.x % (32 / W), row = threadIdx.x / (32 / W), rows = blockDim.x / (32 / W);
   i64 first = blockIdx.x / splits * 32, s = blockIdx.x % splits, c = first + lane * W;
   Part part(outer, s, splits);
@@ -127,16 +139,16 @@ __device__ __forceinline__ void sum_neighbours(T *total, double *parts, i64 oute
   if (threadIdx.x >= 32 || first + threadIdx.x >= channels) return;
   double sum = sums[0][threadIdx.x];
   for (int i = 1; i < rows; i++) sum += sums[i][threadIdx.x];
-  put(sum, first + threadIdx.x, s, splits, factor, accumulate, total, parts);
+  totals.put(sum, first + threadIdx.x, s, splits, parts);
 }
 
 // inner is 1: a block takes 32 neighbouring channels of a part of the rows. At most 256 threads.
-extern "C" __global__ void sum_columns(const T *x, const T *y, T *total, double *parts, i64 outer, i64 channels,
-                                       i64 splits, int kind, double factor, int accumulate) {
-  __shared__ double sums[32][33];
+extern "C" __global__ void sum_columns(const D *x, const D *y, void *total, double *parts, i64 outer, i64 channels,
+                                       i64 splits, int kind, double factor, int accumulate, int exact) {
+  __shared__ double sums[8 * PACK][33];
 #define SUM(KIND) sum_rows<KIND, WIDTH>(x, y, channels, c, first, stop, step)
-#define SUMS                                                                               \
-  sum_neighbours<WIDTH>(total, parts, outer, channels, splits, factor, accumulate, sums,   \
+#define SUMS                                                                                           \
+  sum_neighbours<WIDTH>(Totals{total, exact, accumulate, factor}, parts, outer, channels, splits, sums, \
                         [=](i64 c, i64 first, i64 stop, int step) { return BY_KIND(kind, SUM); })
   if (whole_packs(channels) && aligned(x) && aligned(y)) {
     constexpr int WIDTH = PACK;
@@ -150,23 +162,24 @@ extern "C" __global__ void sum_columns(const T *x, const T *y, T *total, double 
 }
 
 // `relu_gradient` and, of its result, `sum_columns` in one pass, to the same bits. dx may be dy.
-extern "C" __global__ void relu_gradient_columns(const T *x, const T *dy, T *dx, T *total, double *parts, i64 outer,
+extern "C" __global__ void relu_gradient_columns(const D *x, const D *dy, D *dx, D *total, double *parts, i64 outer,
                                                  i64 channels, i64 splits, T slope, int accumulate) {
-  __shared__ double sums[32][33];
+  __shared__ double sums[8 * PACK][33];
+  Totals totals = {total, false, accumulate, 1};
   if (whole_packs(channels) && aligned(x) && aligned(dy) && aligned(dx))
-    sum_neighbours<PACK>(total, parts, outer, channels, splits, 1, accumulate, sums,
+    sum_neighbours<PACK>(totals, parts, outer, channels, splits, sums,
                          [=](i64 c, i64 first, i64 stop, int step) {
                            return relu_rows<PACK>(x, dy, dx, channels, c, first, stop, step, slope);
                          });
   else
-    sum_neighbours<1>(total, parts, outer, channels, splits, 1, accumulate, sums,
+    sum_neighbours<1>(totals, parts, outer, channels, splits, sums,
                       [=](i64 c, i64 first, i64 stop, int step) {
                         return relu_rows<1>(x, dy, dx, channels, c, first, stop, step, slope);
                       });
 }
 
 // total[c] (+)= factor * the sum of the channel's parts; a warp for each channel.
-extern "C" __global__ void add_parts(const double *parts, T *total, i64 channels, i64 splits, double factor,
+extern "C" __global__ void add_parts(const double *parts, D *total, i64 channels, i64 splits, double factor,
                                      int accumulate) {
   i64 c = (i64)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
   if (c >= channels) return;
@@ -174,11 +187,11 @@ extern "C" __global__ void add_parts(const double *parts, T *total, i64 channels
   double sum = 0;
   for (i64 s = lane; s < splits; s += 32) sum += parts[c * splits + s];
   for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (lane == 0) put(sum, c, 0, 1, factor, accumulate, total, nullptr);
+  if (lane == 0) Totals{total, false, accumulate, factor}.put(sum, c, 0, 1, nullptr);
 }
 
 template <int W>
-__device__ __forceinline__ void put_moments(const T *x, double *parts, i64 outer, i64 channels, i64 inner,
+__device__ __forceinline__ void put_moments(const D *x, double *parts, i64 outer, i64 channels, i64 inner,
                                                 i64 splits, double *shared) {
   i64 c = blockIdx.x / splits, s = blockIdx.x % splits;
   Part part(outer * (inner / W), s, splits);
@@ -188,7 +201,7 @@ __device__ __forceinline__ void put_moments(const T *x, double *parts, i64 outer
 }
 
 // Mean and spread of each part of each channel, a block each.
-extern "C" __global__ void part_moments(const T *x, double *parts, i64 outer, i64 channels, i64 inner,
+extern "C" __global__ void part_moments(const D *x, double *parts, i64 outer, i64 channels, i64 inner,
                                               i64 splits) {
   __shared__ double shared[32];
   if (whole_packs(inner))

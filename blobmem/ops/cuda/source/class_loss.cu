@@ -1,6 +1,6 @@
 #include "loss.cuh"
 
-extern "C" __global__ void hinge_loss(const T *x, const T *label, T *loss, double *parts, i64 batch, int classes,
+extern "C" __global__ void hinge_loss(const D *x, const T *label, T *loss, double *parts, i64 batch, int classes,
                                       int slices, int squared, double divisor, i64 *fault, i64 code) {
   __shared__ double sums[32];
   double total = 0;
@@ -17,7 +17,7 @@ extern "C" __global__ void hinge_loss(const T *x, const T *label, T *loss, doubl
   put_loss(total, 0, loss, parts, divisor, sums);
 }
 
-extern "C" __global__ void hinge_gradient(const T *x, const T *label, const T *dloss, T *dx, i64 batch, int classes,
+extern "C" __global__ void hinge_gradient(const D *x, const T *label, const T *dloss, D *dx, i64 batch, int classes,
                                           int slices, int squared, double divisor, i64 *fault, i64 code) {
   T scale = (T)((double)dloss[0] / divisor);
   strips(batch, slices, [&](i64 at, int slice) {
@@ -31,7 +31,7 @@ extern "C" __global__ void hinge_gradient(const T *x, const T *label, const T *d
   });
 }
 
-extern "C" __global__ void multinomial_loss(const T *prob, const T *label, T *loss, double *parts, i64 batch,
+extern "C" __global__ void multinomial_loss(const D *prob, const T *label, T *loss, double *parts, i64 batch,
                                             int classes, double least, double divisor, i64 *fault, i64 code) {
   __shared__ double sums[32];
   double total = 0;
@@ -44,7 +44,7 @@ extern "C" __global__ void multinomial_loss(const T *prob, const T *label, T *lo
   put_loss(total, 0, loss, parts, divisor, sums);
 }
 
-extern "C" __global__ void multinomial_gradient(const T *prob, const T *label, const T *dloss, T *dprob, i64 batch,
+extern "C" __global__ void multinomial_gradient(const D *prob, const T *label, const T *dloss, D *dprob, i64 batch,
                                                 int classes, int slices, double least, double divisor, i64 *fault,
                                                 i64 code) {
   T scale = (T)(-(double)dloss[0] / divisor);
@@ -60,7 +60,7 @@ extern "C" __global__ void multinomial_gradient(const T *prob, const T *label, c
 }
 
 // prob = softmax of x, and the sum of -gain[label] . log prob.
-extern "C" __global__ void infogain_loss(const T *x, const T *label, const T *gain, T *prob, T *loss, double *parts,
+extern "C" __global__ void infogain_loss(const D *x, const T *label, const T *gain, T *prob, T *loss, double *parts,
                                          i64 positions, int classes, i64 inner, int slices, T ignore, double least,
                                          double divisor, i64 *fault, i64 code) {
   __shared__ T shared[THREADS];
@@ -92,7 +92,7 @@ extern "C" __global__ void gain_sums(const T *gain, double *sums, int classes) {
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void infogain_gradient(const T *prob, const T *label, const T *gain, const T *dloss, T *dx,
+extern "C" __global__ void infogain_gradient(const T *prob, const T *label, const T *gain, const T *dloss, D *dx,
                                              const double *row_sums, const double *parts, int counts, i64 positions,
                                              int classes, i64 inner, int slices, T ignore, double divisor, i64 *fault,
                                              i64 code) {

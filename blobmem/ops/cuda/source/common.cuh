@@ -1,36 +1,105 @@
-// What every kernel source shares; nothing here includes another header. T is the type of the net's numbers: float, or
-// double where DOUBLE is defined (T itself must not be a macro: the compiler's own headers use that name).
-
-#ifdef DOUBLE
-typedef double T;
-#else
-typedef float T;
-#endif
+// What every kernel source shares; nothing here includes another header. D is what arrays of the net's numbers are made
+// of, T what is reckoned with: both float, or double where DOUBLE is defined. Of a net in half precision (FLOAT16, BFLOAT16)
+// D is two bytes, made a float when it is read and rounded to the nearest, ties to even, when it is written (HALVES is then
+// defined); T is float, and so are arrays of statistics, labels, indices and losses. (T must not be a macro: the compiler's
+// own headers use it.)
 
 typedef long long i64;
 typedef unsigned char u8;
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+
+#if defined(FLOAT16) || defined(BFLOAT16)
+#define HALVES
+typedef float T;
+
+#if defined(BFLOAT16)  // the upper half of a float
+__device__ __forceinline__ float opened(u16 bits) { return __uint_as_float((u32)bits << 16); }
+__device__ __forceinline__ u16 closed(float v) {
+#if __CUDA_ARCH__ >= 800
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+  return bits;
+#else
+  u32 bits = __float_as_uint(v);
+  return (u16)(v != v ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+#endif
+}
+#elif !defined(EMULATED)
+__device__ __forceinline__ float opened(u16 bits) {
+  float v;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+  return v;
+}
+__device__ __forceinline__ u16 closed(float v) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+  return bits;
+}
+#endif
+
+// No constructor takes a float: where either could become the other, the compiler could not choose.
+struct D {
+  u16 bits;
+  __device__ __forceinline__ operator float() const { return opened(bits); }
+  __device__ __forceinline__ D &operator=(float v) { return bits = closed(v), *this; }
+  __device__ __forceinline__ D &operator+=(float v) { return *this = *this + v; }
+  __device__ __forceinline__ D &operator-=(float v) { return *this = *this - v; }
+};
+#elif defined(DOUBLE)
+typedef double T;
+typedef double D;
+#else
+typedef float T;
+typedef float D;
+#endif
+
+// How many blocks a multiprocessor should have at a time, of a kernel that with so many of floats uses all registers: a pack
+// of halves is twice as many numbers.
+#ifdef HALVES
+#define CROWD(blocks) ((blocks) / 2)
+#else
+#define CROWD(blocks) (blocks)
+#endif
 
 struct Dims { i64 at[8]; };  // up to eight numbers by value: shapes, strides, offsets
 
 // The elements this thread looks after, of n, all of the grid together.
 #define FOR(i, n) for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (i64)gridDim.x * blockDim.x)
 
-// Sixteen bytes at a time.
-struct __align__(16) Pack { T at[16 / sizeof(T)]; };
-#define PACK ((int)(16 / sizeof(T)))
+// Sixteen bytes of an array, to be moved as they are.
+struct __align__(16) Pack { D at[16 / sizeof(D)]; };
+#define PACK ((int)(16 / sizeof(D)))
 
-// W elements, loaded and stored at once; the addresses are multiples of as much.
-template <int W> struct __align__(W * sizeof(T)) Lot { T at[W]; };
+// W numbers, loaded and stored at once, whatever arrays hold them as; the addresses are multiples of as many.
+template <int W> struct __align__(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Lot { T at[W]; };
 
 template <int W> __device__ __forceinline__ Lot<W> load(const T *x, i64 at) { return *(const Lot<W> *)(x + at); }
 template <int W> __device__ __forceinline__ void store(T *x, i64 at, Lot<W> lot) { *(Lot<W> *)(x + at) = lot; }
 
+#ifdef HALVES
+template <int W> struct __align__(W * sizeof(D)) Closed { D at[W]; };
+
+template <int W> __device__ __forceinline__ Lot<W> load(const D *x, i64 at) {
+  Closed<W> closed = *(const Closed<W> *)(x + at);
+  Lot<W> lot;
+#pragma unroll
+  for (int j = 0; j < W; j++) lot.at[j] = closed.at[j];
+  return lot;
+}
+template <int W> __device__ __forceinline__ void store(D *x, i64 at, Lot<W> lot) {
+  Closed<W> closed;
+#pragma unroll
+  for (int j = 0; j < W; j++) closed.at[j] = lot.at[j];
+  *(Closed<W> *)(x + at) = closed;
+}
+#endif
+
 // The same of two arrays.
 template <int W> struct Lots { Lot<W> a, b; };
 
-template <int W> __device__ __forceinline__ Lots<W> load(const T *x, const T *y, i64 at) {
+template <int W, class X, class Y> __device__ __forceinline__ Lots<W> load(const X *x, const Y *y, i64 at) {
   return Lots<W>{load<W>(x, at), load<W>(y, at)};
 }
 
@@ -54,42 +123,44 @@ __device__ __forceinline__ bool aligned(const void *p) { return ((u64)p & 15) ==
 // costs each thread a division, while most have one or a few.
 
 // y[i] = f(x[i]) for i < n, in packs; x and y may be the same array.
-template <class F> __device__ __forceinline__ void map1(const T *x, T *y, i64 n, F f) {
+template <class X, class Y, class F> __device__ __forceinline__ void map1(const X *x, Y *y, i64 n, F f) {
   i64 packs = aligned(x) && aligned(y) ? n / PACK : 0;
 #pragma unroll 1
   FOR(i, packs) {
-    Pack a = ((const Pack *)x)[i];
+    Lot<PACK> a = load<PACK>(x, i * PACK);
 #pragma unroll
     for (int j = 0; j < PACK; j++) a.at[j] = f(a.at[j]);
-    ((Pack *)y)[i] = a;
+    store<PACK>(y, i * PACK, a);
   }
 #pragma unroll 1
   FOR(i, n - packs * PACK) y[packs * PACK + i] = f(x[packs * PACK + i]);
 }
 
 // z[i] = f(x[i], y[i]); z may be x or y.
-template <class F> __device__ __forceinline__ void map2(const T *x, const T *y, T *z, i64 n, F f) {
+template <class X, class Y, class Z, class F>
+__device__ __forceinline__ void map2(const X *x, const Y *y, Z *z, i64 n, F f) {
   i64 packs = aligned(x) && aligned(y) && aligned(z) ? n / PACK : 0;
 #pragma unroll 1
   FOR(i, packs) {
-    Pack a = ((const Pack *)x)[i], b = ((const Pack *)y)[i];
+    Lot<PACK> a = load<PACK>(x, i * PACK), b = load<PACK>(y, i * PACK);
 #pragma unroll
     for (int j = 0; j < PACK; j++) a.at[j] = f(a.at[j], b.at[j]);
-    ((Pack *)z)[i] = a;
+    store<PACK>(z, i * PACK, a);
   }
 #pragma unroll 1
   FOR(i, n - packs * PACK) z[packs * PACK + i] = f(x[packs * PACK + i], y[packs * PACK + i]);
 }
 
 // w[i] = f(x[i], y[i], z[i]); w may be any of them.
-template <class F> __device__ __forceinline__ void map3(const T *x, const T *y, const T *z, T *w, i64 n, F f) {
+template <class F>
+__device__ __forceinline__ void map3(const D *x, const D *y, const D *z, D *w, i64 n, F f) {
   i64 packs = aligned(x) && aligned(y) && aligned(z) && aligned(w) ? n / PACK : 0;
 #pragma unroll 1
   FOR(i, packs) {
-    Pack a = ((const Pack *)x)[i], b = ((const Pack *)y)[i], c = ((const Pack *)z)[i];
+    Lot<PACK> a = load<PACK>(x, i * PACK), b = load<PACK>(y, i * PACK), c = load<PACK>(z, i * PACK);
 #pragma unroll
     for (int j = 0; j < PACK; j++) a.at[j] = f(a.at[j], b.at[j], c.at[j]);
-    ((Pack *)w)[i] = a;
+    store<PACK>(w, i * PACK, a);
   }
 #pragma unroll 1
   FOR(i, n - packs * PACK) {

@@ -86,7 +86,7 @@ __device__ __forceinline__ i64 seen_from(const int *at, const int *tap, const Di
 
 // Outputs: n of them. channels and outs are those of one group; b may be null.
 template <int A>
-__device__ __forceinline__ void forward(const T *x, const T *w, const T *b, T *y, i64 n, int groups, int channels,
+__device__ __forceinline__ void forward(const D *x, const D *w, const D *b, D *y, i64 n, int groups, int channels,
                                         int outs, int last, const Dims &xs, const Dims &ys, const Dims &ks,
                                         const Dims &stride, const Dims &pad, const Dims &dilation) {
   u32 y_plane = volume<A>(ys), taps = volume<A>(ks);
@@ -95,13 +95,13 @@ __device__ __forceinline__ void forward(const T *x, const T *w, const T *b, T *y
     Element element(i, (i64)groups * outs, y_plane, last);
     int at[A], tap[A] = {0}, m = element.channel;
     unfold<A>(element.position, ys, at);
-    const T *source = x + element.image * layout.size + (i64)(m / outs) * channels * layout.channel;
-    const T *weights = w + (i64)m * channels * taps;
+    const D *source = x + element.image * layout.size + (i64)(m / outs) * channels * layout.channel;
+    const D *weights = w + (i64)m * channels * taps;
     T total = b ? b[m] : (T)0;
     for (u32 t = 0; t < taps; t++, advance<A>(tap, ks)) {
       i64 offset = seen<A>(at, tap, xs, stride, pad, dilation);
       if (offset < 0) continue;
-      const T *there = source + offset * layout.position;
+      const D *there = source + offset * layout.position;
       T part = 0;
       for (int c = 0; c < channels; c++) part += weights[(i64)c * taps + t] * there[c * layout.channel];
       total += part;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void forward(const T *x, const T *w, const T *b, T *y
 
 // Gradients for the source, n elements of it; with b (per channel of dx) the outputs of a deconvolution of dy.
 template <int A>
-__device__ __forceinline__ void backward_data(const T *dy, const T *w, const T *b, T *dx, i64 n, int groups,
+__device__ __forceinline__ void backward_data(const D *dy, const D *w, const D *b, D *dx, i64 n, int groups,
                                               int channels, int outs, int last, const Dims &xs, const Dims &ys,
                                               const Dims &ks, const Dims &stride, const Dims &pad,
                                               const Dims &dilation) {
@@ -122,13 +122,13 @@ __device__ __forceinline__ void backward_data(const T *dy, const T *w, const T *
     Element element(i, (i64)groups * channels, x_plane, last);
     int at[A], tap[A] = {0}, group = element.channel / channels, c = element.channel - group * channels;
     unfold<A>(element.position, xs, at);
-    const T *target = dy + element.image * layout.size + (i64)group * outs * layout.channel;
-    const T *weights = w + ((i64)group * outs * channels + c) * taps;
+    const D *target = dy + element.image * layout.size + (i64)group * outs * layout.channel;
+    const D *weights = w + ((i64)group * outs * channels + c) * taps;
     T total = b ? b[element.channel] : (T)0;
     for (u32 t = 0; t < taps; t++, advance<A>(tap, ks)) {
       i64 offset = seen_from<A>(at, tap, ys, stride, pad, dilation);
       if (offset < 0) continue;
-      const T *there = target + offset * layout.position;
+      const D *there = target + offset * layout.position;
       T part = 0;
       for (int o = 0; o < outs; o++) part += weights[(i64)o * channels * taps + t] * there[o * layout.channel];
       total += part;
@@ -139,7 +139,7 @@ __device__ __forceinline__ void backward_data(const T *dy, const T *w, const T *
 
 // Gradients for the weights, n of them, a block for each: short runs in T, their sum in double precision.
 template <int A>
-__device__ __forceinline__ void backward_weights(const T *x, const T *dy, T *dw, i64 n, i64 images, int groups,
+__device__ __forceinline__ void backward_weights(const D *x, const D *dy, D *dw, i64 n, i64 images, int groups,
                                                  int channels, int outs, int last, const Dims &xs, const Dims &ys,
                                                  const Dims &ks, const Dims &stride, const Dims &pad,
                                                  const Dims &dilation, int accumulate) {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void backward_weights(const T *x, const T *dy, T *dw,
     int tap[A], c = (int)(i / taps % channels);
     i64 m = i / taps / channels;
     unfold<A>((u32)(i % taps), ks, tap);
-    const T *source = x + (m / outs * channels + c) * from.channel, *target = dy + m * to.channel;
+    const D *source = x + (m / outs * channels + c) * from.channel, *target = dy + m * to.channel;
     double total = 0;
     for (i64 j = threadIdx.x; j < images * y_plane;) {
       T part = 0;
@@ -170,38 +170,38 @@ __device__ __forceinline__ void backward_weights(const T *x, const T *dy, T *dw,
   }
 }
 
-extern "C" __global__ void forward_2(const T *x, const T *w, const T *b, T *y, i64 n, int groups, int channels,
+extern "C" __global__ void forward_2(const D *x, const D *w, const D *b, D *y, i64 n, int groups, int channels,
                                      int outs, int last, Dims xs, Dims ys, Dims ks, Dims stride, Dims pad,
                                      Dims dilation) {
   forward<2>(x, w, b, y, n, groups, channels, outs, last, xs, ys, ks, stride, pad, dilation);
 }
 
-extern "C" __global__ void forward_6(const T *x, const T *w, const T *b, T *y, i64 n, int groups, int channels,
+extern "C" __global__ void forward_6(const D *x, const D *w, const D *b, D *y, i64 n, int groups, int channels,
                                      int outs, int last, Dims xs, Dims ys, Dims ks, Dims stride, Dims pad,
                                      Dims dilation) {
   forward<6>(x, w, b, y, n, groups, channels, outs, last, xs, ys, ks, stride, pad, dilation);
 }
 
-extern "C" __global__ void backward_data_2(const T *dy, const T *w, const T *b, T *dx, i64 n, int groups, int channels,
+extern "C" __global__ void backward_data_2(const D *dy, const D *w, const D *b, D *dx, i64 n, int groups, int channels,
                                            int outs, int last, Dims xs, Dims ys, Dims ks, Dims stride, Dims pad,
                                            Dims dilation) {
   backward_data<2>(dy, w, b, dx, n, groups, channels, outs, last, xs, ys, ks, stride, pad, dilation);
 }
 
-extern "C" __global__ void backward_data_6(const T *dy, const T *w, const T *b, T *dx, i64 n, int groups, int channels,
+extern "C" __global__ void backward_data_6(const D *dy, const D *w, const D *b, D *dx, i64 n, int groups, int channels,
                                            int outs, int last, Dims xs, Dims ys, Dims ks, Dims stride, Dims pad,
                                            Dims dilation) {
   backward_data<6>(dy, w, b, dx, n, groups, channels, outs, last, xs, ys, ks, stride, pad, dilation);
 }
 
-extern "C" __global__ void backward_weights_2(const T *x, const T *dy, T *dw, i64 n, i64 images, int groups,
+extern "C" __global__ void backward_weights_2(const D *x, const D *dy, D *dw, i64 n, i64 images, int groups,
                                               int channels, int outs, int last, Dims xs, Dims ys, Dims ks, Dims stride,
                                               Dims pad, Dims dilation, int accumulate) {
   backward_weights<2>(x, dy, dw, n, images, groups, channels, outs, last, xs, ys, ks, stride, pad, dilation,
                       accumulate);
 }
 
-extern "C" __global__ void backward_weights_6(const T *x, const T *dy, T *dw, i64 n, i64 images, int groups,
+extern "C" __global__ void backward_weights_6(const D *x, const D *dy, D *dw, i64 n, i64 images, int groups,
                                               int channels, int outs, int last, Dims xs, Dims ys, Dims ks, Dims stride,
                                               Dims pad, Dims dilation, int accumulate) {
   backward_weights<6>(x, dy, dw, n, images, groups, channels, outs, last, xs, ys, ks, stride, pad, dilation,
@@ -209,19 +209,19 @@ extern "C" __global__ void backward_weights_6(const T *x, const T *dy, T *dw, i6
 }
 
 // What a plan leaves to do: y += b per channel, with ReLU if wanted; dw += what the plan made.
-extern "C" __global__ void add_bias(const T *b, T *y, i64 n, i64 channels, i64 plane, int relu) {
+extern "C" __global__ void add_bias(const D *b, D *y, i64 n, i64 channels, i64 plane, int relu) {
   map1_channels(y, y, n, channels, plane, [=](i64 c, T v) {
     v += b[c];
     return relu && v <= 0 ? (T)0 : v;
   });
 }
 
-extern "C" __global__ void add(const T *x, T *y, i64 n) {
+extern "C" __global__ void add(const D *x, D *y, i64 n) {
   map2(y, x, y, n, [](T a, T b) { return a + b; });
 }
 
 // dw (outputs, channels, taps) (+)= x, in which the channels come last; n elements.
-extern "C" __global__ void take_channels_last(const T *x, T *dw, i64 n, i64 channels, i64 taps, int accumulate) {
+extern "C" __global__ void take_channels_last(const D *x, D *dw, i64 n, i64 channels, i64 taps, int accumulate) {
   FOR(i, n) {
     i64 row = quotient(i, taps), out = quotient(row, channels);
     T value = x[(out * taps + i - row * taps) * channels + row - out * channels];
@@ -231,7 +231,7 @@ extern "C" __global__ void take_channels_last(const T *x, T *dw, i64 n, i64 chan
 
 // How far the first n elements of y are from x: out = the largest difference, at most 1e30 (where y is no number, too),
 // and the largest of x. x is (outputs, channels, taps), y as well or, if `last`, (outputs, taps, channels). One block.
-extern "C" __global__ void furthest(const T *x, const T *y, T *out, i64 n, i64 channels, i64 taps, int last) {
+extern "C" __global__ void furthest(const D *x, const D *y, T *out, i64 n, i64 channels, i64 taps, int last) {
   __shared__ T shared[32];
   T apart = 0, largest = 0;
   for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
@@ -250,7 +250,7 @@ extern "C" __global__ void furthest(const T *x, const T *y, T *out, i64 n, i64 c
 }
 
 // Numbers for timing: uniform in [-1, 1).
-extern "C" __global__ void noise(T *y, i64 n, unsigned seed) {
+extern "C" __global__ void noise(D *y, i64 n, unsigned seed) {
   FOR(i, (n + 3) / 4) {
     Words words = philox(seed, 0, 0, 0, i);
     for (int j = 0; j < 4 && i * 4 + j < n; j++) y[i * 4 + j] = (T)words.at[j] * (T)(2.0 / 4294967296.0) - (T)1;

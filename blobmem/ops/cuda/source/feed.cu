@@ -3,7 +3,7 @@
 // data = (pixels - mean) * scale, the rows of some items turned round, and the labels beside. A warp takes a row, a row
 // of blocks an item. cuts has three numbers for each item: where it lies in the mean, top and left, and whether its rows
 // are turned round. The mean, null for none, has values that lie `plane`, `line` and `step` apart.
-extern "C" __global__ void place_images(const u8 *pixels, const int *cuts, const T *given, const T *mean, T *data,
+extern "C" __global__ void place_images(const u8 *pixels, const int *cuts, const T *given, const T *mean, D *data,
                                         T *labels, int items, int channels, int height, int width, int plane,
                                         int line, int step, T scale) {
   int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), lane = threadIdx.x & 31;

@@ -13,7 +13,7 @@ __device__ __forceinline__ void gauss_of(u32 word_0, u32 word_1, double *values)
   values[1] = radius * sin(angle);
 }
 
-extern "C" __global__ void uniform(T *y, i64 n, double low, double span, unsigned k0, unsigned k1, unsigned c2,
+extern "C" __global__ void uniform(D *y, i64 n, double low, double span, unsigned k0, unsigned k1, unsigned c2,
                                    unsigned c3) {
 #pragma unroll 1
   FOR(i, (n + 3) / 4) {
@@ -24,7 +24,7 @@ extern "C" __global__ void uniform(T *y, i64 n, double low, double span, unsigne
   }
 }
 
-extern "C" __global__ void gauss(T *y, i64 n, double mean, double std, unsigned k0, unsigned k1, unsigned c2,
+extern "C" __global__ void gauss(D *y, i64 n, double mean, double std, unsigned k0, unsigned k1, unsigned c2,
                                  unsigned c3) {
 #pragma unroll 1
   FOR(i, (n + 3) / 4) {
@@ -39,7 +39,7 @@ extern "C" __global__ void gauss(T *y, i64 n, double mean, double std, unsigned 
 }
 
 // Each element stays with probability `keep`, and becomes zero otherwise.
-extern "C" __global__ void clear_some(T *y, i64 n, double keep, unsigned k0, unsigned k1, unsigned c2, unsigned c3) {
+extern "C" __global__ void clear_some(D *y, i64 n, double keep, unsigned k0, unsigned k1, unsigned c2, unsigned c3) {
 #pragma unroll 1
   FOR(i, (n + 3) / 4) {
     Words words = philox(k0, k1, c2, c3, i);
@@ -50,9 +50,9 @@ extern "C" __global__ void clear_some(T *y, i64 n, double keep, unsigned k0, uns
 }
 
 // A block for each row of `size` elements, which it divides by their sum.
-extern "C" __global__ void normalize_rows(T *y, i64 size) {
+extern "C" __global__ void normalize_rows(D *y, i64 size) {
   __shared__ double shared[32];
-  T *row = y + blockIdx.x * size;
+  D *row = y + blockIdx.x * size;
   double total = 0;
   for (i64 i = threadIdx.x; i < size; i += blockDim.x) total += row[i];
   total = block_sum(total, shared);
@@ -60,7 +60,7 @@ extern "C" __global__ void normalize_rows(T *y, i64 size) {
 }
 
 // Planes of (width, width) that interpolate linearly when a deconvolution enlarges `factor` times.
-extern "C" __global__ void bilinear(T *y, i64 n, int width, double factor, double center) {
+extern "C" __global__ void bilinear(D *y, i64 n, int width, double factor, double center) {
 #pragma unroll 1
   FOR(i, n) {
     int column = i % width, row = i / width % width;

@@ -4,7 +4,7 @@
 __device__ __forceinline__ T passed(T y, T dy, T slope) { return y > 0 ? dy : slope == 0 ? (T)0 : dy * slope; }
 
 // y = relu(a + b); y may be a or b.
-extern "C" __global__ void sum_relu(const T *a, const T *b, T *y, i64 n, T slope) {
+extern "C" __global__ void sum_relu(const D *a, const D *b, D *y, i64 n, T slope) {
   map2(a, b, y, n, [=](T u, T v) { return leaky(u + v, slope); });
 }
 
@@ -13,8 +13,8 @@ extern "C" __global__ void sum_relu(const T *a, const T *b, T *y, i64 n, T slope
 struct ScaledSum {
   struct At { T times_a, plus_a, times_b, plus_b; };
   enum { GROUP = 2 };
-  const T *a, *gamma_a, *beta_a, *b, *gamma_b, *beta_b;
-  T *y;
+  const D *a, *gamma_a, *beta_a, *b, *gamma_b, *beta_b;
+  D *y;
   T slope;
   __device__ __forceinline__ At at(i64 c) const {
     return At{gamma_a[c], beta_a ? beta_a[c] : (T)0, gamma_b ? gamma_b[c] : (T)1,
@@ -28,8 +28,8 @@ struct ScaledSum {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { ::store<W>(y, i, v.a); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    scale_sum_relu(const T *a, const T *gamma_a, const T *beta_a, const T *b, const T *gamma_b, const T *beta_b, T *y,
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    scale_sum_relu(const D *a, const D *gamma_a, const D *beta_a, const D *b, const D *gamma_b, const D *beta_b, D *y,
                    i64 n, i64 channels, i64 inner, T slope) {
   ScaledSum map = {a, gamma_a, beta_a, b, gamma_b, beta_b, y, slope};
   map_channels(map, n, channels, inner, aligned(a) && aligned(b) && aligned(y));
@@ -37,23 +37,23 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 
 // dy, da and db all become g where y is positive, slope * g elsewhere; g is `one`, plus `two` if that is not null. da and
 // db may be null; arrays may be the same.
-extern "C" __global__ void sum_relu_gradient(const T *y, const T *one, const T *two, T *dy, T *da, T *db, i64 n,
+extern "C" __global__ void sum_relu_gradient(const D *y, const D *one, const D *two, D *dy, D *da, D *db, i64 n,
                                              T slope) {
   bool whole = aligned(y) && aligned(one) && aligned(two) && aligned(dy) && aligned(da) && aligned(db);
   i64 packs = whole ? n / PACK : 0;
 #pragma unroll 1
   FOR(i, packs) {
-    Pack v = ((const Pack *)y)[i], g = ((const Pack *)one)[i];
+    Lot<PACK> v = load<PACK>(y, i * PACK), g = load<PACK>(one, i * PACK);
     if (two) {
-      Pack more = ((const Pack *)two)[i];
+      Lot<PACK> more = load<PACK>(two, i * PACK);
 #pragma unroll
       for (int j = 0; j < PACK; j++) g.at[j] += more.at[j];
     }
 #pragma unroll
     for (int j = 0; j < PACK; j++) g.at[j] = passed(v.at[j], g.at[j], slope);
-    ((Pack *)dy)[i] = g;
-    if (da) ((Pack *)da)[i] = g;
-    if (db) ((Pack *)db)[i] = g;
+    store<PACK>(dy, i * PACK, g);
+    if (da) store<PACK>(da, i * PACK, g);
+    if (db) store<PACK>(db, i * PACK, g);
   }
 #pragma unroll 1
   FOR(k, n - packs * PACK) {

@@ -5,7 +5,7 @@
 
 // y[plane, tap, place] = the element that the tap sees from there, or 0. A thread's seat is a (tap, place).
 template <int AXES>
-__device__ __forceinline__ void unroll(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, i64 x_size,
+__device__ __forceinline__ void unroll(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, i64 x_size,
                                        const Dims &source, const Dims &out, const Dims &kernel, const Dims &stride,
                                        const Dims &pad, const Dims &dilation) {
   u32 seat_place, plane;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void unroll(unsigned planes, unsigned groups, unsigne
 
 // dx = the sum of dy over the taps and places that see an element, tap by tap.
 template <int AXES>
-__device__ __forceinline__ void roll(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx, i64 y_size,
+__device__ __forceinline__ void roll(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx, i64 y_size,
                                      unsigned taps, const Dims &source, const Dims &out, const Dims &kernel,
                                      const Dims &stride, const Dims &pad, const Dims &dilation) {
   u32 place, plane;
@@ -68,23 +68,23 @@ __device__ __forceinline__ void roll(unsigned planes, unsigned groups, unsigned 
   }
 }
 
-extern "C" __global__ void unroll_2(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, i64 x_size,
+extern "C" __global__ void unroll_2(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, i64 x_size,
                                     Dims source, Dims out, Dims kernel, Dims stride, Dims pad, Dims dilation) {
   unroll<2>(planes, groups, places, x, y, x_size, source, out, kernel, stride, pad, dilation);
 }
 
-extern "C" __global__ void unroll_8(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, i64 x_size,
+extern "C" __global__ void unroll_8(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, i64 x_size,
                                     Dims source, Dims out, Dims kernel, Dims stride, Dims pad, Dims dilation) {
   unroll<8>(planes, groups, places, x, y, x_size, source, out, kernel, stride, pad, dilation);
 }
 
-extern "C" __global__ void roll_2(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx, i64 y_size,
+extern "C" __global__ void roll_2(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx, i64 y_size,
                                   unsigned taps, Dims source, Dims out, Dims kernel, Dims stride, Dims pad,
                                   Dims dilation) {
   roll<2>(planes, groups, places, dy, dx, y_size, taps, source, out, kernel, stride, pad, dilation);
 }
 
-extern "C" __global__ void roll_8(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx, i64 y_size,
+extern "C" __global__ void roll_8(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx, i64 y_size,
                                   unsigned taps, Dims source, Dims out, Dims kernel, Dims stride, Dims pad,
                                   Dims dilation) {
   roll<8>(planes, groups, places, dy, dx, y_size, taps, source, out, kernel, stride, pad, dilation);

@@ -24,7 +24,7 @@ __device__ __forceinline__ void gather_units(const A *x, const I *index, const A
 }
 
 template <class I>
-__device__ __forceinline__ void gather_rows(const T *x, const I *index, const T *bias, T *y, i64 rows, i64 size,
+__device__ __forceinline__ void gather_rows(const D *x, const I *index, const D *bias, D *y, i64 rows, i64 size,
                                             i64 items, i64 *fault, i64 code) {
   if (size % PACK == 0 && aligned(x) && aligned(bias) && aligned(y)) {
     gather_units((const Pack *)x, index, (const Pack *)bias, (Pack *)y, rows, size / PACK, items, fault, code,
@@ -37,12 +37,12 @@ __device__ __forceinline__ void gather_rows(const T *x, const I *index, const T 
   }
 }
 
-extern "C" __global__ void gather(const T *x, const T *index, const T *bias, T *y, i64 rows, i64 size, i64 items,
+extern "C" __global__ void gather(const D *x, const T *index, const D *bias, D *y, i64 rows, i64 size, i64 items,
                                   i64 *fault, i64 code) {
   gather_rows(x, index, bias, y, rows, size, items, fault, code);
 }
 
-extern "C" __global__ void gather_int32(const T *x, const int *index, const T *bias, T *y, i64 rows, i64 size,
+extern "C" __global__ void gather_int32(const D *x, const int *index, const D *bias, D *y, i64 rows, i64 size,
                                         i64 items, i64 *fault, i64 code) {
   gather_rows(x, index, bias, y, rows, size, items, fault, code);
 }
@@ -52,7 +52,7 @@ extern "C" __global__ void gather_int32(const T *x, const int *index, const T *b
 // Block n looks after the item of the n-th index if that is the first to name it: it adds up the rows of all that do,
 // in order. Blocks along y have columns of their own.
 template <class I>
-__device__ __forceinline__ void scatter_rows(const T *dy, const I *index, T *dx, i64 rows, i64 size, i64 items,
+__device__ __forceinline__ void scatter_rows(const D *dy, const I *index, D *dx, i64 rows, i64 size, i64 items,
                                              i64 *fault, i64 code) {
   __shared__ int sums[32];
   __shared__ int same[1024];
@@ -72,25 +72,25 @@ __device__ __forceinline__ void scatter_rows(const T *dy, const I *index, T *dx,
     __syncthreads();
     for (int k = 0; k < blockDim.x; k++) {
       if (!same[k]) continue;
-      const T *from = dy + (start + k) * size;
+      const D *from = dy + (start + k) * size;
       for (i64 j = first_column; j < size; j += stride) dx[item * size + j] += from[j];
     }
     __syncthreads();
   }
 }
 
-extern "C" __global__ void scatter(const T *dy, const T *index, T *dx, i64 rows, i64 size, i64 items, i64 *fault,
+extern "C" __global__ void scatter(const D *dy, const T *index, D *dx, i64 rows, i64 size, i64 items, i64 *fault,
                                    i64 code) {
   scatter_rows(dy, index, dx, rows, size, items, fault, code);
 }
 
-extern "C" __global__ void scatter_int32(const T *dy, const int *index, T *dx, i64 rows, i64 size, i64 items,
+extern "C" __global__ void scatter_int32(const D *dy, const int *index, D *dx, i64 rows, i64 size, i64 items,
                                          i64 *fault, i64 code) {
   scatter_rows(dy, index, dx, rows, size, items, fault, code);
 }
 
 // indices = where x is not 0, in order, then zeros; one block.
-extern "C" __global__ void nonzero(const T *x, i64 n, int *indices, i64 room) {
+extern "C" __global__ void nonzero(const D *x, i64 n, int *indices, i64 room) {
   __shared__ int ends[1024];
   i64 count = 0;
   for (i64 start = 0; start < n && count < room; start += blockDim.x) {

@@ -1,7 +1,7 @@
 #include "common.cuh"
 
 // Rows of `from` numbers become rows of `to`, a multiple of PACK, the rest zeros.
-extern "C" __global__ void widen(const T *x, T *y, i64 packs, int from, int to) {
+extern "C" __global__ void widen(const D *x, D *y, i64 packs, int from, int to) {
   int per_row = to / PACK;
   FOR(i, packs) {
     i64 row = quotient(i, per_row);
@@ -14,12 +14,12 @@ extern "C" __global__ void widen(const T *x, T *y, i64 packs, int from, int to) 
 }
 
 // The same of images whose channels lie in planes of `positions`.
-extern "C" __global__ void widen_planes(const T *x, T *y, i64 packs, int from, int to, i64 positions) {
+extern "C" __global__ void widen_planes(const D *x, D *y, i64 packs, int from, int to, i64 positions) {
   int per_row = to / PACK;
   FOR(i, packs) {
     i64 row = quotient(i, per_row), image = quotient(row, positions);
     int first = (int)(i - row * per_row) * PACK;
-    const T *here = x + image * from * positions + (row - image * positions);
+    const D *here = x + image * from * positions + (row - image * positions);
     Pack pack;
 #pragma unroll
     for (int j = 0; j < PACK; j++) pack.at[j] = first + j < from ? here[(first + j) * positions] : (T)0;
@@ -28,7 +28,7 @@ extern "C" __global__ void widen_planes(const T *x, T *y, i64 packs, int from, i
 }
 
 // And back.
-extern "C" __global__ void narrow(const T *x, T *y, i64 n, int from, int to) {
+extern "C" __global__ void narrow(const D *x, D *y, i64 n, int from, int to) {
   FOR(i, n) {
     i64 row = quotient(i, to);
     y[i] = x[row * from + (i - row * to)];

@@ -1,13 +1,13 @@
 #include "loss.cuh"
 
-extern "C" __global__ void softmax(const T *x, T *y, i64 positions, int classes, i64 inner, int slices) {
+extern "C" __global__ void softmax(const D *x, D *y, i64 positions, int classes, i64 inner, int slices) {
   __shared__ T shared[THREADS];
   strips(positions, slices, [&](i64 at, int slice) {
     softmax_strip(x, y, at < positions, row_of(at, classes, inner), classes, inner, slice, slices, shared);
   });
 }
 
-extern "C" __global__ void softmax_gradient(const T *y, const T *dy, T *dx, i64 positions, int classes, i64 inner,
+extern "C" __global__ void softmax_gradient(const D *y, const D *dy, D *dx, i64 positions, int classes, i64 inner,
                                             int slices) {
   __shared__ T shared[THREADS];
   strips(positions, slices, [&](i64 at, int slice) {
@@ -21,7 +21,7 @@ extern "C" __global__ void softmax_gradient(const T *y, const T *dy, T *dx, i64 
 }
 
 // prob = softmax of x, and the sum of -log prob[label].
-extern "C" __global__ void softmax_loss(const T *x, const T *label, T *prob, T *loss, double *parts, i64 positions,
+extern "C" __global__ void softmax_loss(const D *x, const T *label, T *prob, T *loss, double *parts, i64 positions,
                                         int classes, i64 inner, int slices, T ignore, double least, double divisor,
                                         i64 *fault, i64 code) {
   __shared__ T shared[THREADS];
@@ -50,7 +50,7 @@ extern "C" __global__ void count_labels(const T *label, double *parts, i64 n, in
   if (threadIdx.x == 0) parts[blockIdx.x] = count;
 }
 
-extern "C" __global__ void softmax_loss_gradient(const T *prob, const T *label, const T *dloss, T *dx,
+extern "C" __global__ void softmax_loss_gradient(const T *prob, const T *label, const T *dloss, D *dx,
                                                  const double *parts, int counts, i64 positions, int classes, i64 inner,
                                                  int slices, T ignore, double divisor, i64 *fault, i64 code) {
   __shared__ double sums[32];

@@ -43,10 +43,11 @@ template <class A> __device__ __forceinline__ A strip_max(A value, A *shared, in
 }
 
 // y = softmax of x in the row at `row`, within `strips`; y may be x.
-__device__ __forceinline__ void softmax_strip(const T *x, T *y, bool inside, i64 row, int classes, i64 inner, int slice,
+template <class Y>
+__device__ __forceinline__ void softmax_strip(const D *x, Y *y, bool inside, i64 row, int classes, i64 inner, int slice,
                                               int slices, T *shared) {
   if (!inside) classes = 0;
-  T most = inside ? x[row] : 0;
+  T most = inside ? x[row] : (T)0;
   for (int c = slice; c < classes; c += slices) most = max_of(x[row + c * inner], most);
   most = strip_max(most, shared, slices);
   T sum = 0;

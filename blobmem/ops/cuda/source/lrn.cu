@@ -31,7 +31,7 @@ template <int SIZE> __device__ __forceinline__ T scale_of(const T (&window)[SIZE
 }
 
 // The same of more channels than are kept in registers; x is at channel 0.
-__device__ __forceinline__ T wide_scale(const T *x, i64 c, i64 channels, i64 positions, int half, T k, T factor) {
+__device__ __forceinline__ T wide_scale(const D *x, i64 c, i64 channels, i64 positions, int half, T k, T factor) {
   T sum = 0;
   for (i64 other = c > half ? c - half : 0; other < channels && other <= c + half; other++) {
     T v = x[other * positions];
@@ -42,7 +42,7 @@ __device__ __forceinline__ T wide_scale(const T *x, i64 c, i64 channels, i64 pos
 
 // The HALF channels on either side and the one between are kept in registers; outside there are zeros.
 template <int HALF>
-__device__ __forceinline__ void across(const T *x, T *y, Place place, i64 channels, i64 positions, T k, T factor,
+__device__ __forceinline__ void across(const D *x, D *y, Place place, i64 channels, i64 positions, T k, T factor,
                                        T beta) {
   T window[2 * HALF + 1];
 #pragma unroll
@@ -65,7 +65,7 @@ __device__ __forceinline__ void across(const T *x, T *y, Place place, i64 channe
 }
 
 // `half` channels on either side; n threads, a run of channels each.
-extern "C" __global__ void lrn_across(const T *x, T *y, i64 n, i64 channels, i64 positions, i64 run, int half, T k,
+extern "C" __global__ void lrn_across(const D *x, D *y, i64 n, i64 channels, i64 positions, i64 run, int half, T k,
                                       T factor, T beta) {
   i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (t >= n) return;
@@ -93,11 +93,11 @@ __device__ __forceinline__ Share share_of(T x, T g, T scale, T beta) {
 // As `across`: the scale is made anew HALF channels ahead of the gradient, from x HALF channels ahead of that.
 // dx may be dy where one thread walks all channels: it then writes behind all that it has yet to read.
 template <int HALF>
-__device__ __forceinline__ void across_gradient(const T *x, const T *dy, T *dx, Place place, i64 channels,
+__device__ __forceinline__ void across_gradient(const D *x, const D *dy, D *dx, Place place, i64 channels,
                                                 i64 positions, T k, T factor, T slope, T beta) {
   T window[2 * HALF + 1], ratios[2 * HALF + 1], leads[HALF + 1];
   auto has = [&](i64 c) { return c >= 0 && c < channels; };
-  auto of = [&](const T *array, i64 c) { return has(c) ? array[place.at + c * positions] : (T)0; };
+  auto of = [&](const D *array, i64 c) { return has(c) ? array[place.at + c * positions] : (T)0; };
   // c is then in the middle of the window, and last among the ratios
   auto move_to = [&](i64 c, T next, T g) {
     move(window, next);
@@ -132,7 +132,7 @@ __device__ __forceinline__ void across_gradient(const T *x, const T *dy, T *dx, 
 }
 
 // `factor` as for `lrn_across`, `slope` is 2 beta times as much.
-extern "C" __global__ void lrn_across_gradient(const T *x, const T *dy, T *dx, i64 n, i64 channels, i64 positions,
+extern "C" __global__ void lrn_across_gradient(const D *x, const D *dy, D *dx, i64 n, i64 channels, i64 positions,
                                                i64 run, int half, T k, T factor, T slope, T beta) {
   i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (t >= n) return;
@@ -146,7 +146,7 @@ extern "C" __global__ void lrn_across_gradient(const T *x, const T *dy, T *dx, i
 
 // For windows that no thread can keep: the ratios of the n elements from `first` on, with what their gradient begins
 // with in dx, which may be dy; then their gradient.
-extern "C" __global__ void lrn_wide_ratios(const T *x, const T *dy, T *dx, T *ratios, i64 first, i64 n, i64 channels,
+extern "C" __global__ void lrn_wide_ratios(const D *x, const D *dy, D *dx, D *ratios, i64 first, i64 n, i64 channels,
                                            i64 positions, int half, T k, T factor, T beta) {
   FOR(i, n) {
     i64 c = i / positions % channels, at = first + i;
@@ -157,7 +157,7 @@ extern "C" __global__ void lrn_wide_ratios(const T *x, const T *dy, T *dx, T *ra
   }
 }
 
-extern "C" __global__ void lrn_wide_gradient(const T *x, T *dx, const T *ratios, i64 first, i64 n, i64 channels,
+extern "C" __global__ void lrn_wide_gradient(const D *x, D *dx, const D *ratios, i64 first, i64 n, i64 channels,
                                              i64 positions, int half, T slope) {
   FOR(i, n) {
     i64 c = i / positions % channels, at = first + i;
@@ -187,7 +187,7 @@ struct Square {
 };
 
 // The scale at the middle of a square of x.
-__device__ __forceinline__ T scale_within(const T *x, const Square &square, int width, T alpha) {
+__device__ __forceinline__ T scale_within(const D *x, const Square &square, int width, T alpha) {
   T sum = 0;
   for (int h = square.down.first; h < square.down.stop; h++)
     for (int w = square.along.first; w < square.along.stop; w++) {
@@ -197,13 +197,13 @@ __device__ __forceinline__ T scale_within(const T *x, const Square &square, int 
   return 1 + alpha * sum / square.count();
 }
 
-extern "C" __global__ void lrn_within(const T *x, T *y, i64 n, int height, int width, int half, T alpha, T beta) {
+extern "C" __global__ void lrn_within(const D *x, D *y, i64 n, int height, int width, int half, T alpha, T beta) {
   FOR(i, n) y[i] = x[i] * power(scale_within(x, Square(i, height, width, half), width, alpha), beta);
 }
 
 // The ratios of the n elements of whole planes from `first` on, with what their gradient begins with in dx, which may
 // be dy; then their gradient.
-extern "C" __global__ void lrn_within_ratios(const T *x, const T *y, const T *dy, T *dx, T *ratios, i64 first, i64 n,
+extern "C" __global__ void lrn_within_ratios(const D *x, const D *y, const D *dy, D *dx, D *ratios, i64 first, i64 n,
                                              int height, int width, int half, T alpha, T beta) {
   FOR(i, n) {
     i64 at = first + i;
@@ -214,7 +214,7 @@ extern "C" __global__ void lrn_within_ratios(const T *x, const T *y, const T *dy
   }
 }
 
-extern "C" __global__ void lrn_within_gradient(const T *x, T *dx, const T *ratios, i64 first, i64 n, int height,
+extern "C" __global__ void lrn_within_gradient(const D *x, D *dx, const D *ratios, i64 first, i64 n, int height,
                                                int width, int half, T slope) {
   FOR(i, n) {
     Square square(i, height, width, half);

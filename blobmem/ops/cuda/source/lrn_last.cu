@@ -66,7 +66,7 @@ __device__ __forceinline__ void scale_all(const Lot<W> *x, Lot<W> *scales, int c
 }
 
 template <int HALF, int W>
-__device__ __forceinline__ void normalise(const T *x, T *y, int count, int channels, int half, T k, T factor, T beta,
+__device__ __forceinline__ void normalise(const D *x, D *y, int count, int channels, int half, T k, T factor, T beta,
                                           T *tile) {
   Lot<W> values[TILE / BLOCK / W], scales[TILE / BLOCK / W];
   each_lot<W>(count, [&](int i, int at) { values[i] = load<W>(x, at); });
@@ -79,7 +79,7 @@ __device__ __forceinline__ void normalise(const T *x, T *y, int count, int chann
 }
 
 template <int HALF, int W>
-__device__ __forceinline__ void gradient(const T *x, const T *dy, T *dx, int count, int channels, int half, T k,
+__device__ __forceinline__ void gradient(const D *x, const D *dy, D *dx, int count, int channels, int half, T k,
                                          T factor, T slope, T beta, T *tile) {
   Lot<W> values[TILE / BLOCK / W], leads[TILE / BLOCK / W], ratios[TILE / BLOCK / W];
   each_lot<W>(count, [&](int i, int at) {
@@ -113,8 +113,8 @@ __device__ __forceinline__ void gradient(const T *x, const T *dy, T *dx, int cou
   else f<ANY, 1> arguments
 
 // Blocks of BLOCK threads; n elements, of which a block takes `part`, which are whole rows.
-extern "C" __global__ void lrn_last(const T *x, T *y, i64 n, int channels, int part, int half, T k, T factor, T beta) {
-  __shared__ Pack tile[TILE / PACK];
+extern "C" __global__ void lrn_last(const D *x, D *y, i64 n, int channels, int part, int half, T k, T factor, T beta) {
+  __shared__ Lot<4> tile[TILE / 4];
   i64 first = (i64)blockIdx.x * part;
   int count = (int)(n - first < part ? n - first : part);
   x += first;
@@ -124,9 +124,9 @@ extern "C" __global__ void lrn_last(const T *x, T *y, i64 n, int channels, int p
 }
 
 // dx may be dy; `slope` is 2 beta times `factor`.
-extern "C" __global__ void lrn_last_gradient(const T *x, const T *dy, T *dx, i64 n, int channels, int part, int half,
+extern "C" __global__ void lrn_last_gradient(const D *x, const D *dy, D *dx, i64 n, int channels, int part, int half,
                                              T k, T factor, T slope, T beta) {
-  __shared__ Pack tile[TILE / PACK];
+  __shared__ Lot<4> tile[TILE / 4];
   i64 first = (i64)blockIdx.x * part;
   int count = (int)(n - first < part ? n - first : part);
   x += first;

@@ -46,7 +46,7 @@ template <int W> struct ColumnMoments {
 
 // The moments of the places that a thread looks after.
 template <int W>
-__device__ __forceinline__ Moments moments_of(const T *x, i64 channels, i64 inner, i64 c, Part part, int thread,
+__device__ __forceinline__ Moments moments_of(const D *x, i64 channels, i64 inner, i64 c, Part part, int thread,
                                               int step) {
   Walk<W> walk(channels, inner, c, part.first + thread, step);
   Moments seen;
@@ -97,7 +97,7 @@ __device__ __forceinline__ Statistics join_statistics(const Statistics *parts, i
 
 // Of a channel: from its parts where it has more than one, else from the elements, by one block.
 template <int W>
-__device__ __forceinline__ Statistics channel_statistics(const T *x, const double *parts, i64 outer, i64 channels,
+__device__ __forceinline__ Statistics channel_statistics(const D *x, const double *parts, i64 outer, i64 channels,
                                                          i64 inner, i64 splits, i64 c, double *shared) {
   i64 places = outer * (inner / W);
   if (splits > 1) return join_statistics((const Statistics *)parts + c * splits, places, W, splits, shared);

@@ -10,7 +10,7 @@ __device__ __forceinline__ double inverse(double deviation, int scaled, double e
 }
 
 template <int W>
-__device__ __forceinline__ void normalize_row(const T *x, T *y, const double *moments, i64 rows, i64 size, i64 splits,
+__device__ __forceinline__ void normalize_row(const D *x, D *y, const double *moments, i64 rows, i64 size, i64 splits,
                                               int scaled, double eps, double *shared) {
   i64 row = blockIdx.x / splits, s = blockIdx.x % splits;
   Statistics all = channel_statistics<W>(x, moments, 1, rows, size, splits, row, shared);
@@ -25,7 +25,7 @@ __device__ __forceinline__ void normalize_row(const T *x, T *y, const double *mo
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-    mvn(const T *x, T *y, const double *moments, i64 rows, i64 size, i64 splits, int scaled, double eps) {
+    mvn(const D *x, D *y, const double *moments, i64 rows, i64 size, i64 splits, int scaled, double eps) {
   __shared__ double shared[32];
   if (whole_packs(size))
     normalize_row<PACK>(x, y, moments, rows, size, splits, scaled, eps, shared);
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 struct Sums { double plain, along; };  // of dy and of (x - mean) * dy
 
 template <int W>
-__device__ __forceinline__ Sums sums_of(const T *x, const T *dy, Normalizer f, i64 rows, i64 size, i64 row, Part part,
+__device__ __forceinline__ Sums sums_of(const D *x, const D *dy, Normalizer f, i64 rows, i64 size, i64 row, Part part,
                                         double *shared) {
   T plain = 0, along = 0;
   for_places<W, W == 1 ? 4 : 2>(
@@ -58,7 +58,7 @@ __device__ __forceinline__ Sums sums_of(const T *x, const T *dy, Normalizer f, i
 }
 
 template <int W>
-__device__ __forceinline__ void row_gradient_sums(const T *x, const T *dy, const double *moments, double *sums,
+__device__ __forceinline__ void row_gradient_sums(const D *x, const D *dy, const double *moments, double *sums,
                                                   i64 rows, i64 size, i64 splits, double *shared) {
   i64 row = blockIdx.x / splits, s = blockIdx.x % splits;
   Statistics all = channel_statistics<W>(x, moments, 1, rows, size, splits, row, shared);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void row_gradient_sums(const T *x, const T *dy, const
   if (threadIdx.x == 0) ((Sums *)sums)[blockIdx.x] = part;
 }
 
-extern "C" __global__ void mvn_gradient_sums(const T *x, const T *dy, const double *moments, double *sums, i64 rows,
+extern "C" __global__ void mvn_gradient_sums(const D *x, const D *dy, const double *moments, double *sums, i64 rows,
                                              i64 size, i64 splits) {
   __shared__ double shared[32];
   if (whole_packs(size))
@@ -76,7 +76,7 @@ extern "C" __global__ void mvn_gradient_sums(const T *x, const T *dy, const doub
 }
 
 template <int W>
-__device__ __forceinline__ void row_gradient(const T *x, const T *dy, T *dx, const double *moments, const double *parts,
+__device__ __forceinline__ void row_gradient(const D *x, const D *dy, D *dx, const double *moments, const double *parts,
                                              i64 rows, i64 size, i64 splits, double eps, double *shared) {
   i64 row = blockIdx.x / splits, s = blockIdx.x % splits;
   Statistics all = channel_statistics<W>(x, moments, 1, rows, size, splits, row, shared);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void row_gradient(const T *x, const T *dy, T *dx, con
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-    mvn_gradient(const T *x, const T *dy, T *dx, const double *moments, const double *sums, i64 rows, i64 size,
+    mvn_gradient(const D *x, const D *dy, D *dx, const double *moments, const double *sums, i64 rows, i64 size,
                  i64 splits, double eps) {
   __shared__ double shared[32];
   if (whole_packs(size))

@@ -6,8 +6,8 @@
 struct Affine {
   struct At { T times, plus; };
   enum { GROUP = 4 };
-  const T *x, *times, *plus;
-  T *y;
+  const D *x, *times, *plus;
+  D *y;
   int relu;
   __device__ __forceinline__ At at(i64 c) const { return At{times ? times[c] : (T)1, plus ? plus[c] : (T)0}; }
   template <int W> __device__ __forceinline__ Lot<W> load(i64 i) const { return ::load<W>(x, i); }
@@ -18,8 +18,8 @@ struct Affine {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lot<W> &v) const { ::store<W>(y, i, v); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    affine(const T *x, const T *times, const T *plus, T *y, i64 n, i64 channels, i64 inner, int relu) {
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    affine(const D *x, const D *times, const D *plus, D *y, i64 n, i64 channels, i64 inner, int relu) {
   Affine map = {x, times, plus, y, relu};
   map_channels(map, n, channels, inner, aligned(x) && aligned(y));
 }

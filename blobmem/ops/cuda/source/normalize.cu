@@ -6,7 +6,8 @@
 
 // By the norm of the whole image, from its sum of squares.
 struct ByImage {
-  const T *squares, *scale;
+  const T *squares;
+  const D *scale;
   i64 channels;
   double eps;
   int one;
@@ -23,7 +24,7 @@ struct ByImage {
 };
 
 // norms may be null.
-extern "C" __global__ void normalize_images(const T *x, const T *scale, T *y, T *norms, const T *squares, i64 images,
+extern "C" __global__ void normalize_images(const D *x, const D *scale, D *y, T *norms, const T *squares, i64 images,
                                             i64 channels, i64 inner, int one, double eps) {
   if (norms) {
     FOR(n, images) norms[n] = (T)sqrt(squares[n] + eps);
@@ -33,7 +34,7 @@ extern "C" __global__ void normalize_images(const T *x, const T *scale, T *y, T 
 }
 
 // along[n] = the sum over an image of x * scale * dy, over norm ** 3, from the sums of x * dy over planes.
-extern "C" __global__ void sum_planes(const T *planes, const T *scale, const T *norms, T *along, i64 channels,
+extern "C" __global__ void sum_planes(const T *planes, const D *scale, const T *norms, T *along, i64 channels,
                                       int one) {
   __shared__ double shared[32];
   i64 n = blockIdx.x;
@@ -46,7 +47,8 @@ extern "C" __global__ void sum_planes(const T *planes, const T *scale, const T *
 }
 
 struct ByImageBack {
-  const T *norms, *along, *scale;
+  const T *norms, *along;
+  const D *scale;
   i64 channels;
   int one;
   i64 last;
@@ -62,7 +64,7 @@ struct ByImageBack {
   }
 };
 
-extern "C" __global__ void normalize_images_gradient(const T *x, const T *scale, const T *norms, const T *dy, T *dx,
+extern "C" __global__ void normalize_images_gradient(const D *x, const D *scale, const T *norms, const D *dy, D *dx,
                                                      const T *along, i64 images, i64 channels, i64 inner, int one) {
   ByImageBack f = {norms, along, scale, channels, one, -1, 0, 0};
   map2_channels(dy, x, dx, images * channels * inner, images * channels, inner, f);
@@ -85,7 +87,7 @@ struct Positions {
 };
 
 // By the norm of each position's channels; norms may be null.
-extern "C" __global__ void normalize_positions(const T *x, const T *scale, T *y, T *norms, i64 channels, i64 inner,
+extern "C" __global__ void normalize_positions(const D *x, const D *scale, D *y, T *norms, i64 channels, i64 inner,
                                                int one, double eps) {
   __shared__ double sums[32][33];
   Positions here(channels, inner);
@@ -104,7 +106,7 @@ extern "C" __global__ void normalize_positions(const T *x, const T *scale, T *y,
       [=](Found<T> v) { y[v.at] = v.value; });
 }
 
-extern "C" __global__ void normalize_positions_gradient(const T *x, const T *scale, const T *norms, const T *dy, T *dx,
+extern "C" __global__ void normalize_positions_gradient(const D *x, const D *scale, const T *norms, const D *dy, D *dx,
                                                         i64 channels, i64 inner, int one) {
   __shared__ double sums[32][33];
   Positions here(channels, inner);
@@ -127,7 +129,7 @@ extern "C" __global__ void normalize_positions_gradient(const T *x, const T *sca
 }
 
 template <int W>
-__device__ __forceinline__ T divided_products(const T *x, const T *norms, const T *dy, i64 images, i64 channels,
+__device__ __forceinline__ T divided_products(const D *x, const T *norms, const D *dy, i64 images, i64 channels,
                                               i64 inner, i64 splits, int each) {
   i64 c = blockIdx.x / splits, s = blockIdx.x % splits;
   T total = 0;
@@ -148,7 +150,7 @@ __device__ __forceinline__ T divided_products(const T *x, const T *norms, const 
 }
 
 // The sums of x * dy / norm over the parts of channels; `each`: a norm for every position.
-extern "C" __global__ void scale_gradient_parts(const T *x, const T *norms, const T *dy, double *parts, i64 images,
+extern "C" __global__ void scale_gradient_parts(const D *x, const T *norms, const D *dy, double *parts, i64 images,
                                                 i64 channels, i64 inner, i64 splits, int each) {
   __shared__ double shared[32];
   T sum = whole_packs(inner) ? divided_products<PACK>(x, norms, dy, images, channels, inner, splits, each)

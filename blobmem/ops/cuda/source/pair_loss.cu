@@ -1,6 +1,6 @@
 #include "loss.cuh"
 
-extern "C" __global__ void euclidean_loss(const T *a, const T *b, T *diff, T *loss, double *parts, i64 n,
+extern "C" __global__ void euclidean_loss(const D *a, const D *b, D *diff, T *loss, double *parts, i64 n,
                                           double divisor) {
   __shared__ double sums[32];
   double total = 0;
@@ -12,13 +12,13 @@ extern "C" __global__ void euclidean_loss(const T *a, const T *b, T *diff, T *lo
   put_loss(total, 0, loss, parts, divisor, sums);
 }
 
-extern "C" __global__ void euclidean_gradient(const T *diff, const T *dloss, T *da, i64 n, double sign,
+extern "C" __global__ void euclidean_gradient(const D *diff, const T *dloss, D *da, i64 n, double sign,
                                               double divisor) {
   T scale = (T)(sign * (double)dloss[0] / divisor);
   map1(diff, da, n, [=](T d) { return d * scale; });
 }
 
-extern "C" __global__ void sigmoid_cross_entropy(const T *x, const T *target, T *loss, double *parts, i64 n, T ignore,
+extern "C" __global__ void sigmoid_cross_entropy(const D *x, const T *target, T *loss, double *parts, i64 n, T ignore,
                                                  double divisor) {
   __shared__ double sums[32];
   double total = 0, count = 0;
@@ -41,7 +41,7 @@ extern "C" __global__ void count_targets(const T *target, double *parts, i64 n, 
   if (threadIdx.x == 0) parts[blockIdx.x] = count;
 }
 
-extern "C" __global__ void sigmoid_cross_entropy_gradient(const T *x, const T *target, const T *dloss, T *dx,
+extern "C" __global__ void sigmoid_cross_entropy_gradient(const D *x, const T *target, const T *dloss, D *dx,
                                                           const double *parts, int counts, i64 n, T ignore,
                                                           double divisor) {
   __shared__ double sums[32];
@@ -54,7 +54,7 @@ extern "C" __global__ void sigmoid_cross_entropy_gradient(const T *x, const T *t
 }
 
 // The squared distance of the row at `row` in a and in b, within `strips`.
-__device__ __forceinline__ double squared_distance(const T *a, const T *b, bool inside, i64 row, int values, int slice,
+__device__ __forceinline__ double squared_distance(const D *a, const D *b, bool inside, i64 row, int values, int slice,
                                                    int slices, double *shared) {
   double sum = 0;
   if (!inside) values = 0;
@@ -65,7 +65,7 @@ __device__ __forceinline__ double squared_distance(const T *a, const T *b, bool 
   return strip_sum(sum, shared, slices);
 }
 
-extern "C" __global__ void contrastive_loss(const T *a, const T *b, const T *similar, T *loss, double *parts, i64 batch,
+extern "C" __global__ void contrastive_loss(const D *a, const D *b, const T *similar, T *loss, double *parts, i64 batch,
                                             int values, int slices, double margin, int legacy, double divisor) {
   __shared__ double shared[THREADS];
   __shared__ double sums[32];
@@ -83,7 +83,7 @@ extern "C" __global__ void contrastive_loss(const T *a, const T *b, const T *sim
   put_loss(total, 0, loss, parts, divisor, sums);
 }
 
-extern "C" __global__ void contrastive_gradient(const T *a, const T *b, const T *similar, const T *dloss, T *da,
+extern "C" __global__ void contrastive_gradient(const D *a, const D *b, const T *similar, const T *dloss, D *da,
                                                 i64 batch, int values, int slices, double margin, int legacy,
                                                 double no_zero, double divisor) {
   __shared__ double shared[THREADS];

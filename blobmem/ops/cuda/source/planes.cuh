@@ -17,7 +17,7 @@ struct Sums { T at[TOGETHER]; };
 
 // sums += weight * x[offset] of the round's planes, `size` elements each; `plane` is the first, the others are every
 // groups-th from there.
-__device__ __forceinline__ void add_planes(Sums &sums, const T *x, T weight, i64 offset, i64 size, unsigned planes,
+__device__ __forceinline__ void add_planes(Sums &sums, const D *x, T weight, i64 offset, i64 size, unsigned planes,
                                            unsigned groups, u32 plane) {
 #pragma unroll
   for (int i = 0; i < TOGETHER; i++) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void add_planes(Sums &sums, const T *x, T weight, i64
 }
 
 // dx[place] = the sums, of the round's planes.
-__device__ __forceinline__ void store_planes(const Sums &sums, T *dx, u32 place, i64 size, unsigned planes,
+__device__ __forceinline__ void store_planes(const Sums &sums, D *dx, u32 place, i64 size, unsigned planes,
                                              unsigned groups, u32 plane) {
 #pragma unroll
   for (int i = 0; i < TOGETHER; i++) {

@@ -5,7 +5,7 @@
 
 // K: windows of K x K, or 0 for any.
 template <int K, class M>
-__device__ __forceinline__ void largest_of(unsigned planes, unsigned groups, unsigned places, const T *x, T *y,
+__device__ __forceinline__ void largest_of(unsigned planes, unsigned groups, unsigned places, const D *x, D *y,
                                            void *mask, const Pool &s) {
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
@@ -20,7 +20,7 @@ __device__ __forceinline__ void largest_of(unsigned planes, unsigned groups, uns
   }
   int first = s.mark<M>(window.spot(window.down.begin, window.across.begin));
   for (; plane < planes; plane += groups) {
-    const T *from = x + s.x_plane(plane);
+    const D *from = x + s.x_plane(plane);
     T value = 0;
     int found = -1;
     if (!empty) {
@@ -44,23 +44,23 @@ __device__ __forceinline__ void largest_of(unsigned planes, unsigned groups, uns
   }
 }
 
-extern "C" __global__ void largest_2(unsigned planes, unsigned groups, unsigned places, const T *x, T *y,
+extern "C" __global__ void largest_2(unsigned planes, unsigned groups, unsigned places, const D *x, D *y,
                                      void *mask, int bytes, Dims window, Dims sizes) {
   BY_MASK((planes, groups, places, x, y, mask, Pool(window, sizes)), largest_of, 2);
 }
 
-extern "C" __global__ void largest_3(unsigned planes, unsigned groups, unsigned places, const T *x, T *y,
+extern "C" __global__ void largest_3(unsigned planes, unsigned groups, unsigned places, const D *x, D *y,
                                      void *mask, int bytes, Dims window, Dims sizes) {
   BY_MASK((planes, groups, places, x, y, mask, Pool(window, sizes)), largest_of, 3);
 }
 
-extern "C" __global__ void largest_any(unsigned planes, unsigned groups, unsigned places, const T *x, T *y,
+extern "C" __global__ void largest_any(unsigned planes, unsigned groups, unsigned places, const D *x, D *y,
                                        void *mask, int bytes, Dims window, Dims sizes) {
   BY_MASK((planes, groups, places, x, y, mask, Pool(window, sizes)), largest_of, 0);
 }
 
 // Large windows, a warp for each: the lanes take neighbouring elements. `each(value, row, column)`.
-template <class F> __device__ __forceinline__ void over_window(const T *from, const Window &window, int width, F each) {
+template <class F> __device__ __forceinline__ void over_window(const D *from, const Window &window, int width, F each) {
   int wide = window.across.end - window.across.begin, tall = window.down.end - window.down.begin;
   for (int i = threadIdx.x & 31; i < wide * tall; i += 32) {
     int h = window.down.begin + i / wide, w = window.across.begin + i % wide;
@@ -77,7 +77,7 @@ __device__ __forceinline__ bool warp_seat(unsigned planes, unsigned places, u32 
 }
 
 template <class M>
-__device__ __forceinline__ void largest_by_warps(unsigned planes, unsigned places, const T *x, T *y, void *mask,
+__device__ __forceinline__ void largest_by_warps(unsigned planes, unsigned places, const D *x, D *y, void *mask,
                                                  const Pool &s) {
   u32 place, plane;
   if (!warp_seat(planes, places, place, plane)) return;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void largest_by_warps(unsigned planes, unsigned place
   }
 }
 
-extern "C" __global__ void largest_wide(unsigned planes, unsigned places, const T *x, T *y, void *mask, int bytes,
+extern "C" __global__ void largest_wide(unsigned planes, unsigned places, const D *x, D *y, void *mask, int bytes,
                                         Dims window, Dims sizes) {
   Pool s(window, sizes);
   if (bytes)
@@ -119,7 +119,7 @@ extern "C" __global__ void largest_wide(unsigned planes, unsigned places, const 
 }
 
 template <int K>
-__device__ __forceinline__ void average_of(unsigned planes, unsigned groups, unsigned places, const T *x, T *y,
+__device__ __forceinline__ void average_of(unsigned planes, unsigned groups, unsigned places, const D *x, D *y,
                                            const Pool &s) {
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
@@ -134,7 +134,7 @@ __device__ __forceinline__ void average_of(unsigned planes, unsigned groups, uns
   }
   int tall = window.down.end - window.down.begin, wide = window.across.end - window.across.begin;
   for (; plane < planes; plane += groups) {
-    const T *from = x + s.x_plane(plane);
+    const D *from = x + s.x_plane(plane);
     T total = 0;
     if (!empty) {
       if (K) {
@@ -154,22 +154,22 @@ __device__ __forceinline__ void average_of(unsigned planes, unsigned groups, uns
   }
 }
 
-extern "C" __global__ void average_2(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, Dims window,
+extern "C" __global__ void average_2(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, Dims window,
                                      Dims sizes) {
   average_of<2>(planes, groups, places, x, y, Pool(window, sizes));
 }
 
-extern "C" __global__ void average_3(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, Dims window,
+extern "C" __global__ void average_3(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, Dims window,
                                      Dims sizes) {
   average_of<3>(planes, groups, places, x, y, Pool(window, sizes));
 }
 
-extern "C" __global__ void average_any(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, Dims window,
+extern "C" __global__ void average_any(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, Dims window,
                                        Dims sizes) {
   average_of<0>(planes, groups, places, x, y, Pool(window, sizes));
 }
 
-extern "C" __global__ void average_wide(unsigned planes, unsigned places, const T *x, T *y, Dims window, Dims sizes) {
+extern "C" __global__ void average_wide(unsigned planes, unsigned places, const D *x, D *y, Dims window, Dims sizes) {
   Pool s(window, sizes);
   u32 place, plane;
   if (!warp_seat(planes, places, place, plane)) return;
@@ -181,7 +181,7 @@ extern "C" __global__ void average_wide(unsigned planes, unsigned places, const 
 }
 
 // Zeiler and Fergus 2013: the first element of the window at which the running sum reaches a random share of the whole.
-extern "C" __global__ void stochastic(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, void *mask,
+extern "C" __global__ void stochastic(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, void *mask,
                                       int bytes, unsigned k0, unsigned k1, unsigned c2, unsigned c3, Dims window,
                                       Dims sizes) {
   Pool s(window, sizes);
@@ -189,7 +189,7 @@ extern "C" __global__ void stochastic(unsigned planes, unsigned groups, unsigned
   if (!seat(groups, places, place, plane)) return;
   Window seen(s, place);
   for (; plane < planes; plane += groups) {
-    const T *from = x + s.x_plane(plane);
+    const D *from = x + s.x_plane(plane);
     i64 to = s.y_plane(plane) + place;
     double total = 0, passed = 0;
     for (int h = seen.down.begin; h < seen.down.end; h++)
@@ -216,14 +216,14 @@ extern "C" __global__ void stochastic(unsigned planes, unsigned groups, unsigned
 }
 
 // The value to expect of the above: the mean, each value weighted by itself; 0 where they sum to nothing.
-extern "C" __global__ void expected(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, Dims window,
+extern "C" __global__ void expected(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, Dims window,
                                     Dims sizes) {
   Pool s(window, sizes);
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
   Window seen(s, place);
   for (; plane < planes; plane += groups) {
-    const T *from = x + s.x_plane(plane);
+    const D *from = x + s.x_plane(plane);
     double total = 0, squares = 0;
     for (int h = seen.down.begin; h < seen.down.end; h++)
       for (int w = seen.across.begin; w < seen.across.end; w++) {

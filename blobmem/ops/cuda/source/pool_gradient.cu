@@ -8,7 +8,7 @@
 // once for all planes; `term(window, weight)` what it adds to it. Where fewer see it the last is read again, all loads
 // being in flight together, and not added.
 template <int N, class W, class F>
-__device__ __forceinline__ void gather(unsigned planes, unsigned groups, unsigned places, T *dx, int fresh, const Pool &s,
+__device__ __forceinline__ void gather(unsigned planes, unsigned groups, unsigned places, D *dx, int fresh, const Pool &s,
                                        W weigh, F term) {
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
@@ -43,14 +43,14 @@ __device__ __forceinline__ void gather(unsigned planes, unsigned groups, unsigne
         for (int j = 0; j < across.count; j++)
           sum += term(from + i * s.columns + j, weigh(down.first + i, across.first + j, h, w));
     }
-    T *to = dx + s.x_plane(plane) + place;
+    D *to = dx + s.x_plane(plane) + place;
     *to = fresh ? sum : *to + sum;
   }
 }
 
 template <int N, class M>
-__device__ __forceinline__ void largest_gather(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                               const void *mask, T *dx, int fresh, const Pool &s) {
+__device__ __forceinline__ void largest_gather(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                               const void *mask, D *dx, int fresh, const Pool &s) {
   auto mark = [=](int row, int column, int h, int w) { return s.mark<M>(s.spot(row, column, h, w)); };
   gather<N>(planes, groups, places, dx, fresh, s, mark, [=](i64 at, int wanted) {
     T value = dy[at];
@@ -58,60 +58,60 @@ __device__ __forceinline__ void largest_gather(unsigned planes, unsigned groups,
   });
 }
 
-extern "C" __global__ void largest_gradient_1(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                              const void *mask, int bytes, T *dx, int fresh, Dims window,
+extern "C" __global__ void largest_gradient_1(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                              const void *mask, int bytes, D *dx, int fresh, Dims window,
                                               Dims sizes) {
   BY_MASK((planes, groups, places, dy, mask, dx, fresh, Pool(window, sizes)), largest_gather, 1);
 }
 
-extern "C" __global__ void largest_gradient_2(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                              const void *mask, int bytes, T *dx, int fresh, Dims window,
+extern "C" __global__ void largest_gradient_2(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                              const void *mask, int bytes, D *dx, int fresh, Dims window,
                                               Dims sizes) {
   BY_MASK((planes, groups, places, dy, mask, dx, fresh, Pool(window, sizes)), largest_gather, 2);
 }
 
-extern "C" __global__ void largest_gradient_3(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                              const void *mask, int bytes, T *dx, int fresh, Dims window,
+extern "C" __global__ void largest_gradient_3(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                              const void *mask, int bytes, D *dx, int fresh, Dims window,
                                               Dims sizes) {
   BY_MASK((planes, groups, places, dy, mask, dx, fresh, Pool(window, sizes)), largest_gather, 3);
 }
 
-extern "C" __global__ void largest_gradient_any(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                                const void *mask, int bytes, T *dx, int fresh, Dims window,
+extern "C" __global__ void largest_gradient_any(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                                const void *mask, int bytes, D *dx, int fresh, Dims window,
                                                 Dims sizes) {
   BY_MASK((planes, groups, places, dy, mask, dx, fresh, Pool(window, sizes)), largest_gather, 0);
 }
 
 template <int N>
-__device__ __forceinline__ void average_gather(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx,
+__device__ __forceinline__ void average_gather(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx,
                                                int fresh, const Pool &s) {
   auto share = [=](int row, int column, int, int) { return share_of(s, row, column); };
   gather<N>(planes, groups, places, dx, fresh, s, share, [=](i64 at, T weight) { return dy[at] * weight; });
 }
 
-extern "C" __global__ void average_gradient_1(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx,
+extern "C" __global__ void average_gradient_1(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx,
                                               int fresh, Dims window, Dims sizes) {
   average_gather<1>(planes, groups, places, dy, dx, fresh, Pool(window, sizes));
 }
 
-extern "C" __global__ void average_gradient_2(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx,
+extern "C" __global__ void average_gradient_2(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx,
                                               int fresh, Dims window, Dims sizes) {
   average_gather<2>(planes, groups, places, dy, dx, fresh, Pool(window, sizes));
 }
 
-extern "C" __global__ void average_gradient_3(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx,
+extern "C" __global__ void average_gradient_3(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx,
                                               int fresh, Dims window, Dims sizes) {
   average_gather<3>(planes, groups, places, dy, dx, fresh, Pool(window, sizes));
 }
 
-extern "C" __global__ void average_gradient_any(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx,
+extern "C" __global__ void average_gradient_any(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx,
                                                 int fresh, Dims window, Dims sizes) {
   average_gather<0>(planes, groups, places, dy, dx, fresh, Pool(window, sizes));
 }
 
 // The same where windows are two apart and at most N * 2 long, by cells, of which there are `places` in a plane.
 template <int N, class V, class G, class A>
-__device__ __forceinline__ void gather_cells(unsigned planes, unsigned groups, unsigned places, T *dx, int fresh,
+__device__ __forceinline__ void gather_cells(unsigned planes, unsigned groups, unsigned places, D *dx, int fresh,
                                              const Pool &s, G get, A add) {
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void gather_cells(unsigned planes, unsigned groups, u
   bool pairs = s.width % 2 == 0 && cell.w % 2 == 0 && aligned(dx) && fresh;
   for (; plane < planes; plane += groups) {
     i64 from = s.y_plane(plane);
-    T *to = dx + s.x_plane(plane);
+    D *to = dx + s.x_plane(plane);
     Lot<1> sums[2][2];
     cell.template gather<V>(s, sums, [=](int at, int row, int column) { return get(from + at, row, column); }, add);
 #pragma unroll
@@ -139,8 +139,8 @@ __device__ __forceinline__ void gather_cells(unsigned planes, unsigned groups, u
 }
 
 template <int N, class M>
-__device__ __forceinline__ void largest_cells(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                              const void *mask, T *dx, int fresh, const Pool &s) {
+__device__ __forceinline__ void largest_cells(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                              const void *mask, D *dx, int fresh, const Pool &s) {
   gather_cells<N, Largest<1, M>>(
       planes, groups, places, dx, fresh, s,
       [=](i64 at, int, int) {
@@ -150,20 +150,20 @@ __device__ __forceinline__ void largest_cells(unsigned planes, unsigned groups, 
       [=](Lot<1> &sum, const Largest<1, M> &value, const Spot &spot) { add_largest(sum, value, s.mark<M>(spot)); });
 }
 
-extern "C" __global__ void largest_gradient_cells_1(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                                    const void *mask, int bytes, T *dx, int fresh, Dims window,
+extern "C" __global__ void largest_gradient_cells_1(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                                    const void *mask, int bytes, D *dx, int fresh, Dims window,
                                                     Dims sizes) {
   BY_MASK((planes, groups, places, dy, mask, dx, fresh, Pool(window, sizes)), largest_cells, 1);
 }
 
-extern "C" __global__ void largest_gradient_cells_2(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                                    const void *mask, int bytes, T *dx, int fresh, Dims window,
+extern "C" __global__ void largest_gradient_cells_2(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                                    const void *mask, int bytes, D *dx, int fresh, Dims window,
                                                     Dims sizes) {
   BY_MASK((planes, groups, places, dy, mask, dx, fresh, Pool(window, sizes)), largest_cells, 2);
 }
 
 template <int N>
-__device__ __forceinline__ void average_cells(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx,
+__device__ __forceinline__ void average_cells(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx,
                                               int fresh, const Pool &s) {
   gather_cells<N, Lot<1>>(
       planes, groups, places, dx, fresh, s,
@@ -174,12 +174,12 @@ __device__ __forceinline__ void average_cells(unsigned planes, unsigned groups, 
       [](Lot<1> &sum, const Lot<1> &value, const Spot &) { add_lot<1>(sum, value); });
 }
 
-extern "C" __global__ void average_gradient_cells_1(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                                    T *dx, int fresh, Dims window, Dims sizes) {
+extern "C" __global__ void average_gradient_cells_1(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                                    D *dx, int fresh, Dims window, Dims sizes) {
   average_cells<1>(planes, groups, places, dy, dx, fresh, Pool(window, sizes));
 }
 
-extern "C" __global__ void average_gradient_cells_2(unsigned planes, unsigned groups, unsigned places, const T *dy,
-                                                    T *dx, int fresh, Dims window, Dims sizes) {
+extern "C" __global__ void average_gradient_cells_2(unsigned planes, unsigned groups, unsigned places, const D *dy,
+                                                    D *dx, int fresh, Dims window, Dims sizes) {
   average_cells<2>(planes, groups, places, dy, dx, fresh, Pool(window, sizes));
 }

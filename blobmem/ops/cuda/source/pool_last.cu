@@ -20,7 +20,7 @@ struct Item {
 // put(lot, spot, inside) for R x S elements of a window from (h, w) on, the last ones again beyond its end; all loads
 // are in flight together. `from` is the first of the channels in the image.
 template <int R, int S, int W, class P>
-__device__ __forceinline__ void over_part(const T *from, const Window &window, int h, int w, const Pool &s, P put) {
+__device__ __forceinline__ void over_part(const D *from, const Window &window, int h, int w, const Pool &s, P put) {
   Lot<W> lots[R][S];
 #pragma unroll
   for (int i = 0; i < R; i++)
@@ -40,7 +40,7 @@ __device__ __forceinline__ void over_part(const T *from, const Window &window, i
 
 // The same for a whole window, K x K or, with K 0, of any size.
 template <int K, int W, class P>
-__device__ __forceinline__ void over_window(const T *from, const Window &window, const Pool &s, P put) {
+__device__ __forceinline__ void over_window(const D *from, const Window &window, const Pool &s, P put) {
   if (window.empty()) return;
   if (K) {
     over_part<K ? K : 1, K ? K : 1, W>(from, window, window.down.begin, window.across.begin, s, put);
@@ -51,18 +51,18 @@ __device__ __forceinline__ void over_window(const T *from, const Window &window,
 }
 
 // each(offset in y, the window's first channels in x, window) for every W channels of every window; n elements of y.
-template <int W, class E> __device__ __forceinline__ void each_window(const T *x, i64 n, const Pool &s, E each) {
+template <int W, class E> __device__ __forceinline__ void each_window(const D *x, i64 n, const Pool &s, E each) {
   int lots = (int)s.channels / W;
   FOR(i, n / W) {
     Item item(i, s.rows, s.columns, lots);
-    const T *from = x + item.image * s.height * s.width * s.channels + item.lot * W;
+    const D *from = x + item.image * s.height * s.width * s.channels + item.lot * W;
     each(i * W, from, Window(s, (u32)(item.down * s.columns + item.across)));
   }
 }
 
 template <int K, class M, int W>
-__device__ __forceinline__ void largest_last(const T *x, T *y, void *mask, i64 n, const Pool &s) {
-  each_window<W>(x, n, s, [=](i64 to, const T *from, const Window &window) {
+__device__ __forceinline__ void largest_last(const D *x, D *y, void *mask, i64 n, const Pool &s) {
+  each_window<W>(x, n, s, [=](i64 to, const D *from, const Window &window) {
     Lot<W> values = {};
     int found[W];
 #pragma unroll
@@ -84,8 +84,8 @@ __device__ __forceinline__ void largest_last(const T *x, T *y, void *mask, i64 n
   });
 }
 
-template <int K, int W> __device__ __forceinline__ void average_last(const T *x, T *y, i64 n, const Pool &s) {
-  each_window<W>(x, n, s, [=](i64 to, const T *from, const Window &window) {
+template <int K, int W> __device__ __forceinline__ void average_last(const D *x, D *y, i64 n, const Pool &s) {
+  each_window<W>(x, n, s, [=](i64 to, const D *from, const Window &window) {
     Lot<W> total = {};
     over_window<K, W>(from, window, s, [&](const Lot<W> &lot, const Spot &, bool inside) {
 #pragma unroll
@@ -106,32 +106,32 @@ template <int K, int W> __device__ __forceinline__ void average_last(const T *x,
 #define BY_MASK_AND_WIDTH(arguments, f, ...) \
   (bytes ? BY_WIDTH(arguments, f, __VA_ARGS__, u8) : BY_WIDTH(arguments, f, __VA_ARGS__, int))
 
-extern "C" __global__ void largest_2(const T *x, T *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
+extern "C" __global__ void largest_2(const D *x, D *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_MASK_AND_WIDTH((x, y, mask, n, s), largest_last, 2);
 }
 
-extern "C" __global__ void largest_3(const T *x, T *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
+extern "C" __global__ void largest_3(const D *x, D *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_MASK_AND_WIDTH((x, y, mask, n, s), largest_last, 3);
 }
 
-extern "C" __global__ void largest_any(const T *x, T *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
+extern "C" __global__ void largest_any(const D *x, D *y, void *mask, int bytes, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_MASK_AND_WIDTH((x, y, mask, n, s), largest_last, 0);
 }
 
-extern "C" __global__ void average_2(const T *x, T *y, i64 n, Dims window, Dims sizes) {
+extern "C" __global__ void average_2(const D *x, D *y, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_WIDTH((x, y, n, s), average_last, 2);
 }
 
-extern "C" __global__ void average_3(const T *x, T *y, i64 n, Dims window, Dims sizes) {
+extern "C" __global__ void average_3(const D *x, D *y, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_WIDTH((x, y, n, s), average_last, 3);
 }
 
-extern "C" __global__ void average_any(const T *x, T *y, i64 n, Dims window, Dims sizes) {
+extern "C" __global__ void average_any(const D *x, D *y, i64 n, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_WIDTH((x, y, n, s), average_last, 0);
 }
@@ -139,14 +139,14 @@ extern "C" __global__ void average_any(const T *x, T *y, i64 n, Dims window, Dim
 // dx = each element's sum over the windows that see it. `get(offset in y, row, column)` is a window's value, `add(sum,
 // value, spot)` adds it to an element. By cells of S x S elements that N x N windows see.
 template <int N, int S, int W, class V, class G, class A>
-__device__ __forceinline__ void gather_cells(T *dx, i64 images, const Pool &s, G get, A add) {
+__device__ __forceinline__ void gather_cells(D *dx, i64 images, const Pool &s, G get, A add) {
   typedef Cell<N, S> Square;
   int lots = (int)s.channels / W, tall = Square::down(s), wide = Square::across(s);
   FOR(i, images * tall * wide * lots) {
     Item item(i, tall, wide, lots);
     Square cell(s, item.down, item.across);
     i64 from = item.image * s.rows * s.columns * s.channels + item.lot * W;
-    T *to = dx + item.image * s.height * s.width * s.channels + item.lot * W;
+    D *to = dx + item.image * s.height * s.width * s.channels + item.lot * W;
     Lot<W> sums[S][S];
     cell.template gather<V>(
         s, sums, [=](int at, int row, int column) { return get(from + (i64)at * s.channels, row, column); }, add);
@@ -160,7 +160,7 @@ __device__ __forceinline__ void gather_cells(T *dx, i64 images, const Pool &s, G
 
 // The same for any windows, by elements.
 template <int W, class V, class G, class A>
-__device__ __forceinline__ void gather_any(T *dx, i64 images, const Pool &s, G get, A add) {
+__device__ __forceinline__ void gather_any(D *dx, i64 images, const Pool &s, G get, A add) {
   int lots = (int)s.channels / W;
   FOR(i, images * s.height * s.width * lots) {
     Item item(i, s.height, s.width, lots);
@@ -175,7 +175,7 @@ __device__ __forceinline__ void gather_any(T *dx, i64 images, const Pool &s, G g
 }
 
 template <int N, int S, int W, class V, class G, class A>
-__device__ __forceinline__ void gather(T *dx, i64 images, const Pool &s, G get, A add) {
+__device__ __forceinline__ void gather(D *dx, i64 images, const Pool &s, G get, A add) {
   if (N)
     gather_cells<N ? N : 1, S, W, V>(dx, images, s, get, add);
   else
@@ -183,7 +183,7 @@ __device__ __forceinline__ void gather(T *dx, i64 images, const Pool &s, G get, 
 }
 
 template <int N, int S, class M, int W>
-__device__ __forceinline__ void largest_gather(const T *dy, const void *mask, T *dx, i64 images, const Pool &s) {
+__device__ __forceinline__ void largest_gather(const D *dy, const void *mask, D *dx, i64 images, const Pool &s) {
   auto get = [=](i64 at, int, int) {
     Largest<W, M> value = {load<W>(dy, at), *(const Places<W, M> *)((const M *)mask + at)};
     return value;
@@ -195,52 +195,52 @@ __device__ __forceinline__ void largest_gather(const T *dy, const void *mask, T 
 }
 
 template <int N, int S, int W>
-__device__ __forceinline__ void average_gather(const T *dy, T *dx, i64 images, const Pool &s) {
+__device__ __forceinline__ void average_gather(const D *dy, D *dx, i64 images, const Pool &s) {
   auto get = [=](i64 at, int row, int column) { return times<W>(load<W>(dy, at), share_of(s, row, column)); };
   auto add = [](Lot<W> &sum, const Lot<W> &value, const Spot &) { add_lot<W>(sum, value); };
   gather<N, S, W, Lot<W>>(dx, images, s, get, add);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 6)
-    largest_gradient_1_2(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window, Dims sizes) {
+extern "C" __global__ void __launch_bounds__(256, CROWD(6))
+    largest_gradient_1_2(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_MASK_AND_WIDTH((dy, mask, dx, images, s), largest_gather, 1, 2);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
-    largest_gradient_2_2(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window, Dims sizes) {
+extern "C" __global__ void __launch_bounds__(256, CROWD(3))
+    largest_gradient_2_2(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_MASK_AND_WIDTH((dy, mask, dx, images, s), largest_gather, 2, 2);
 }
 
-extern "C" __global__ void largest_gradient_3_1(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window,
+extern "C" __global__ void largest_gradient_3_1(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window,
                                                 Dims sizes) {
   Pool s(window, sizes);
   BY_MASK_AND_WIDTH((dy, mask, dx, images, s), largest_gather, 3, 1);
 }
 
-extern "C" __global__ void largest_gradient_any(const T *dy, const void *mask, int bytes, T *dx, i64 images, Dims window,
+extern "C" __global__ void largest_gradient_any(const D *dy, const void *mask, int bytes, D *dx, i64 images, Dims window,
                                                 Dims sizes) {
   Pool s(window, sizes);
   BY_MASK_AND_WIDTH((dy, mask, dx, images, s), largest_gather, 0, 1);
 }
 
-extern "C" __global__ void average_gradient_1_2(const T *dy, T *dx, i64 images, Dims window, Dims sizes) {
+extern "C" __global__ void average_gradient_1_2(const D *dy, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_WIDTH((dy, dx, images, s), average_gather, 1, 2);
 }
 
-extern "C" __global__ void average_gradient_2_2(const T *dy, T *dx, i64 images, Dims window, Dims sizes) {
+extern "C" __global__ void average_gradient_2_2(const D *dy, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_WIDTH((dy, dx, images, s), average_gather, 2, 2);
 }
 
-extern "C" __global__ void average_gradient_3_1(const T *dy, T *dx, i64 images, Dims window, Dims sizes) {
+extern "C" __global__ void average_gradient_3_1(const D *dy, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_WIDTH((dy, dx, images, s), average_gather, 3, 1);
 }
 
-extern "C" __global__ void average_gradient_any(const T *dy, T *dx, i64 images, Dims window, Dims sizes) {
+extern "C" __global__ void average_gradient_any(const D *dy, D *dx, i64 images, Dims window, Dims sizes) {
   Pool s(window, sizes);
   BY_WIDTH((dy, dx, images, s), average_gather, 0, 1);
 }

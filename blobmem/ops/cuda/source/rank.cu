@@ -2,7 +2,7 @@
 
 // The share of labels among the top_k largest, as a loss of hits; tally (may be null): labels seen of each class, then
 // labels hit.
-extern "C" __global__ void accuracy(const T *x, const T *label, T *share, double *parts, u32 *tally, i64 positions,
+extern "C" __global__ void accuracy(const D *x, const T *label, T *share, double *parts, u32 *tally, i64 positions,
                                     int classes, i64 inner, int slices, int top_k, T ignore, i64 *fault, i64 code) {
   __shared__ int shared[THREADS];
   __shared__ double sums[32];
@@ -36,7 +36,7 @@ __device__ __forceinline__ bool before(Place a, Place b) {
 }
 
 // Each largest is searched below the one before; of equals the later is larger, and not a number counts as `lowest`.
-extern "C" __global__ void largest(const T *x, T *indices, T *values, i64 positions, int size, i64 inner, int slices,
+extern "C" __global__ void largest(const D *x, T *indices, T *values, i64 positions, int size, i64 inner, int slices,
                                    int top_k, i64 step, T lowest) {
   __shared__ Place shared[THREADS];
   strips(positions, slices, [&](i64 at, int slice) {

@@ -25,12 +25,12 @@ __device__ __forceinline__ Gates gates_gradient(Gates s, T keep, T cell_before, 
   return gradient;
 }
 
-__device__ __forceinline__ Gates load_gates(const T *p, i64 units) {
+__device__ __forceinline__ Gates load_gates(const D *p, i64 units) {
   Gates gates = {p[0], p[units], p[2 * units], p[3 * units]};
   return gates;
 }
 
-__device__ __forceinline__ void store_gates(Gates gates, T *p, i64 units) {
+__device__ __forceinline__ void store_gates(Gates gates, D *p, i64 units) {
   p[0] = gates.i;
   p[units] = gates.f;
   p[2 * units] = gates.o;
@@ -38,13 +38,13 @@ __device__ __forceinline__ void store_gates(Gates gates, T *p, i64 units) {
 }
 
 // What a stream's state is multiplied by after `step`.
-__device__ __forceinline__ T keep_after(const T *cont, i64 step, i64 steps, i64 streams, i64 n) {
+__device__ __forceinline__ T keep_after(const D *cont, i64 step, i64 steps, i64 streams, i64 n) {
   return step + 1 < steps ? cont[(step + 1) * streams + n] : (T)1;
 }
 
 // One step forward. gates come as the products of inputs and state with their weights, and become the gates; `fixed`
 // (streams, 4, units), or null, is added to them as the bias b (4, units) is. state = what the next step multiplies.
-extern "C" __global__ void lstm_step(T *gates, const T *b, const T *fixed, const T *before, T *after, T *hidden, T *state, const T *cont, i64 step, i64 steps, i64 streams, i64 units) {
+extern "C" __global__ void lstm_step(D *gates, const D *b, const D *fixed, const D *before, D *after, D *hidden, D *state, const D *cont, i64 step, i64 steps, i64 streams, i64 units) {
   FOR_UNITS(n, streams, u, units) {
     i64 at = n * units + u, gate = 4 * n * units + u;
     Gates sums = load_gates(gates + gate, units), bias = load_gates(b + u, units);
@@ -66,7 +66,7 @@ extern "C" __global__ void lstm_step(T *gates, const T *b, const T *fixed, const
 
 // One step backward. cells, from the one before this step on; dhidden, the gradient of the hidden state as an output, and
 // dnext as what the next step multiplied (null: zero); dafter (null: zero) and dbefore, which may be the same, the cell's.
-extern "C" __global__ void lstm_step_gradient(const T *gates, const T *cells, const T *dhidden, const T *dnext, const T *dafter, T *dbefore, T *dgates, const T *cont, i64 step, i64 steps, i64 streams, i64 units) {
+extern "C" __global__ void lstm_step_gradient(const D *gates, const D *cells, const D *dhidden, const D *dnext, const D *dafter, D *dbefore, D *dgates, const D *cont, i64 step, i64 steps, i64 streams, i64 units) {
   FOR_UNITS(n, streams, u, units) {
     i64 at = n * units + u, gate = 4 * n * units + u;
     T dh = dhidden[at], before;
@@ -81,7 +81,7 @@ extern "C" __global__ void lstm_step_gradient(const T *gates, const T *cells, co
 
 // to[r, u] = cont[r] times the hidden state before row r's step, computed anew; gates, cells and cont are those of all
 // steps, to begins with row `first` and has `rows`; start is the state before the first step.
-extern "C" __global__ void lstm_received(const T *gates, const T *cells, const T *start, const T *cont, T *to, i64 first, i64 rows, i64 streams, i64 units) {
+extern "C" __global__ void lstm_received(const D *gates, const D *cells, const D *start, const D *cont, D *to, i64 first, i64 rows, i64 streams, i64 units) {
   FOR_UNITS(local, rows, u, units) {
     i64 row = first + local, before = row - streams;
     T h = row < streams ? start[row * units + u]
@@ -91,7 +91,7 @@ extern "C" __global__ void lstm_received(const T *gates, const T *cells, const T
 }
 
 // A step by itself: nothing is added, nothing kept.
-extern "C" __global__ void lstm_unit(const T *before, const T *gates, const T *cont, T *after, T *hidden, i64 streams, i64 units) {
+extern "C" __global__ void lstm_unit(const D *before, const D *gates, const D *cont, D *after, D *hidden, i64 streams, i64 units) {
   FOR_UNITS(n, streams, u, units) {
     i64 at = n * units + u;
     Gates sums = load_gates(gates + 4 * n * units + u, units), s = open_gates(sums.i, sums.f, sums.o, sums.g);
@@ -102,7 +102,7 @@ extern "C" __global__ void lstm_unit(const T *before, const T *gates, const T *c
 }
 
 // dbefore and dgates may be null.
-extern "C" __global__ void lstm_unit_gradient(const T *before, const T *gates, const T *cont, const T *dafter, const T *dhidden, T *dbefore, T *dgates, i64 streams, i64 units) {
+extern "C" __global__ void lstm_unit_gradient(const D *before, const D *gates, const D *cont, const D *dafter, const D *dhidden, D *dbefore, D *dgates, i64 streams, i64 units) {
   FOR_UNITS(n, streams, u, units) {
     i64 at = n * units + u, gate = 4 * n * units + u;
     Gates sums = load_gates(gates + gate, units), s = open_gates(sums.i, sums.f, sums.o, sums.g);
@@ -115,7 +115,7 @@ extern "C" __global__ void lstm_unit_gradient(const T *before, const T *gates, c
 
 // One step of the plain layer: hidden comes as the products of inputs and state with their weights; b (units) and fixed
 // (streams, units), or null, are added.
-extern "C" __global__ void rnn_step(T *hidden, const T *b, const T *fixed, T *state, const T *cont, i64 step, i64 steps, i64 streams, i64 units) {
+extern "C" __global__ void rnn_step(D *hidden, const D *b, const D *fixed, D *state, const D *cont, i64 step, i64 steps, i64 streams, i64 units) {
   FOR_UNITS(n, streams, u, units) {
     i64 at = n * units + u;
     T bias = fixed ? b[u] + fixed[at] : b[u], h = tanh(hidden[at] + bias);
@@ -126,7 +126,7 @@ extern "C" __global__ void rnn_step(T *hidden, const T *b, const T *fixed, T *st
 
 // dhidden comes as the gradient of the hidden state as an input of the output layer, and becomes that of its sum; dnext,
 // as in lstm_step_gradient.
-extern "C" __global__ void rnn_step_gradient(const T *hidden, const T *dnext, T *dhidden, const T *cont, i64 step, i64 steps, i64 streams, i64 units) {
+extern "C" __global__ void rnn_step_gradient(const D *hidden, const D *dnext, D *dhidden, const D *cont, i64 step, i64 steps, i64 streams, i64 units) {
   FOR_UNITS(n, streams, u, units) {
     i64 at = n * units + u;
     T dh = dhidden[at], h = hidden[at];
@@ -136,12 +136,12 @@ extern "C" __global__ void rnn_step_gradient(const T *hidden, const T *dnext, T 
 }
 
 // y[r, u] = tanh(y[r, u] + b[u])
-extern "C" __global__ void rnn_output(T *y, const T *b, i64 rows, i64 units) {
+extern "C" __global__ void rnn_output(D *y, const D *b, i64 rows, i64 units) {
   FOR_UNITS(n, rows, u, units) y[n * units + u] = tanh(y[n * units + u] + b[u]);
 }
 
 // y[r, u] = dy[r, u] times the slope of tanh at y[r, u] + b[u]
-extern "C" __global__ void rnn_output_gradient(T *y, const T *b, const T *dy, i64 rows, i64 units) {
+extern "C" __global__ void rnn_output_gradient(D *y, const D *b, const D *dy, i64 rows, i64 units) {
   FOR_UNITS(n, rows, u, units) {
     i64 at = n * units + u;
     T out = tanh(y[at] + b[u]);
@@ -150,6 +150,6 @@ extern "C" __global__ void rnn_output_gradient(T *y, const T *b, const T *dy, i6
 }
 
 // y[r, u] = factors[r] * x[r, u]; x may be y
-extern "C" __global__ void scale_rows(const T *x, const T *factors, T *y, i64 rows, i64 units) {
+extern "C" __global__ void scale_rows(const D *x, const D *factors, D *y, i64 rows, i64 units) {
   FOR_UNITS(n, rows, u, units) y[n * units + u] = factors[n] * x[n * units + u];
 }

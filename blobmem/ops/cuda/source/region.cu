@@ -37,7 +37,7 @@ struct Cell {
 };
 
 // y (count, channels, rows, columns), n elements; argmax is null if not wanted.
-extern "C" __global__ void largest_of_cells(const T *x, const T *regions, T *y, int *argmax, i64 n, i64 images,
+extern "C" __global__ void largest_of_cells(const D *x, const T *regions, D *y, int *argmax, i64 n, i64 images,
                                             i64 channels, i64 height, i64 width, i64 rows, i64 columns, T scale,
                                             i64 *fault, i64 code) {
   FOR(i, n) {
@@ -47,7 +47,7 @@ extern "C" __global__ void largest_of_cells(const T *x, const T *regions, T *y, 
     int place = -1;
     if (is_region(region, k, images, fault, code)) {
       Cell down(r, rows, region[2], region[4], scale, height), across(q, columns, region[1], region[3], scale, width);
-      const T *from = x + ((i64)region[0] * channels + plane % channels) * height * width;
+      const D *from = x + ((i64)region[0] * channels + plane % channels) * height * width;
       for (i64 h = down.begin; h < down.end; h++)
         for (i64 w = across.begin; w < across.end; w++) {
           T v = from[h * width + w];
@@ -64,12 +64,12 @@ extern "C" __global__ void largest_of_cells(const T *x, const T *regions, T *y, 
 
 // dx = the sum of dy over the cells whose value came from there, in their order: a block for each plane of dx, in which
 // all threads read all places, and each adds those that are its own, every 256th. No two write to one place.
-extern "C" __global__ void add_to_largest(const T *dy, const T *regions, const int *argmax, T *dx, i64 count, i64 cells,
+extern "C" __global__ void add_to_largest(const D *dy, const T *regions, const int *argmax, D *dx, i64 count, i64 cells,
                                           i64 images, i64 channels, i64 plane_size, i64 *fault, i64 code) {
   __shared__ int places[256];
   __shared__ T values[256];
   i64 image = blockIdx.x / channels, channel = blockIdx.x % channels;
-  T *to = dx + blockIdx.x * plane_size;
+  D *to = dx + blockIdx.x * plane_size;
   for (i64 i = threadIdx.x; i < plane_size; i += blockDim.x) to[i] = 0;
   for (i64 first = 0; first < count * cells; first += blockDim.x) {
     i64 i = first + threadIdx.x, k = i / cells;

@@ -21,7 +21,7 @@ struct Between {
 };
 
 // Bilinear, corners on corners of the tall x wide part of x that begins at (before, before).
-extern "C" __global__ void interpolate(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, int height,
+extern "C" __global__ void interpolate(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, int height,
                                        int width, int columns, int before, int tall, int wide, double down,
                                        double across) {
   u32 place, plane;
@@ -29,7 +29,7 @@ extern "C" __global__ void interpolate(unsigned planes, unsigned groups, unsigne
   Between v((int)(place / (u32)columns), down, tall), u((int)(place % (u32)columns), across, wide);
   i64 first = (i64)(before + v.left) * width + before, second = (i64)(before + v.right) * width + before;
   for (; plane < planes; plane += groups) {
-    const T *from = x + (i64)plane * height * width;
+    const D *from = x + (i64)plane * height * width;
     T above = (1 - u.share) * from[first + u.left] + u.share * from[first + u.right];
     T under = (1 - u.share) * from[second + u.left] + u.share * from[second + u.right];
     y[(i64)plane * places + place] = (1 - v.share) * above + v.share * under;
@@ -52,7 +52,7 @@ struct Near {
 };
 
 // The transpose of `interpolate`, gathered: dx is 0 where cut off.
-extern "C" __global__ void interpolate_gradient(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx,
+extern "C" __global__ void interpolate_gradient(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx,
                                                 int rows, int columns, int width, int before, int tall, int wide,
                                                 double down, double across) {
   u32 place, plane;
@@ -74,7 +74,7 @@ extern "C" __global__ void interpolate_gradient(unsigned planes, unsigned groups
 }
 
 // y's row r is x's row r * times / over; columns likewise.
-extern "C" __global__ void nearest(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, int height,
+extern "C" __global__ void nearest(unsigned planes, unsigned groups, unsigned places, const D *x, D *y, int height,
                                    int width, int columns, i64 times_h, i64 over_h, i64 times_w, i64 over_w) {
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
@@ -83,7 +83,7 @@ extern "C" __global__ void nearest(unsigned planes, unsigned groups, unsigned pl
 }
 
 // The transpose of `nearest`, gathered.
-extern "C" __global__ void nearest_gradient(unsigned planes, unsigned groups, unsigned places, const T *dy, T *dx,
+extern "C" __global__ void nearest_gradient(unsigned planes, unsigned groups, unsigned places, const D *dy, D *dx,
                                             int rows, int columns, int width, i64 times_h, i64 over_h, i64 times_w,
                                             i64 over_w) {
   u32 place, plane;
@@ -94,7 +94,7 @@ extern "C" __global__ void nearest_gradient(unsigned planes, unsigned groups, un
   r1 = r1 < rows ? r1 : rows;
   c1 = c1 < columns ? c1 : columns;
   for (; plane < planes; plane += groups) {
-    const T *from = dy + (i64)plane * rows * columns;
+    const D *from = dy + (i64)plane * rows * columns;
     T sum = 0;
     for (i64 r = r0; r < r1; r++)
       for (i64 c = c0; c < c1; c++) sum += from[r * columns + c];
@@ -110,38 +110,40 @@ __device__ __forceinline__ i64 place_of(const void *mask, int whole, i64 i, i64 
   return -1;
 }
 
-// As large as T: the bits of an element of y.
+// As large as T: the bits of an element of y, if that is of T.
 #ifdef DOUBLE
 typedef u64 Mark;
 #else
 typedef u32 Mark;
 #endif
 
-// y, all zeros before, keeps at each place 1 + the last index of x that goes there: the order of threads is all one.
+// marks, all zeros before, keeps at each place of y 1 + the last index of x that goes there: the order of threads is all
+// one.
 extern "C" __global__ void mark_places(unsigned planes, unsigned groups, unsigned places, const void *mask, int whole,
-                                       T *y, i64 y_size, i64 *fault, i64 code) {
+                                       Mark *marks, i64 y_size, i64 *fault, i64 code) {
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
   for (; plane < planes; plane += groups) {
     i64 to = place_of(mask, whole, (i64)plane * places + place, y_size, fault, code);
-    if (to >= 0) atomicMax((Mark *)y + plane * y_size + to, (Mark)place + 1);
+    if (to >= 0) atomicMax(marks + plane * y_size + to, (Mark)place + 1);
   }
 }
 
-// y's marks become the elements of x that they stand for, or 0.
-extern "C" __global__ void put_marked(unsigned planes, unsigned groups, unsigned places, const T *x, T *y, i64 x_size) {
+// y = the elements of x that the marks, which may be in y, stand for, or 0.
+extern "C" __global__ void put_marked(unsigned planes, unsigned groups, unsigned places, const Mark *marks, const D *x,
+                                      D *y, i64 x_size) {
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
   for (; plane < planes; plane += groups) {
     i64 to = (i64)plane * places + place;
-    Mark mark = ((const Mark *)y)[to];
+    Mark mark = marks[to];
     y[to] = mark ? x[plane * x_size + (i64)mark - 1] : (T)0;
   }
 }
 
 // dx = what dy has at its place, 0 for one that has none.
-extern "C" __global__ void take_places(unsigned planes, unsigned groups, unsigned places, const T *dy, const void *mask,
-                                       int whole, T *dx, i64 y_size, i64 *fault, i64 code) {
+extern "C" __global__ void take_places(unsigned planes, unsigned groups, unsigned places, const D *dy, const void *mask,
+                                       int whole, D *dx, i64 y_size, i64 *fault, i64 code) {
   u32 place, plane;
   if (!seat(groups, places, place, plane)) return;
   for (; plane < planes; plane += groups) {

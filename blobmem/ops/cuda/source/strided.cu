@@ -31,30 +31,30 @@ __device__ __forceinline__ void copy_runs(const E *x, E *y, unsigned n, unsigned
   }
 }
 
-extern "C" __global__ void copy_2(const T *x, T *y, unsigned n, unsigned length, i64 x_run, i64 x_step, i64 y_run,
+extern "C" __global__ void copy_2(const D *x, D *y, unsigned n, unsigned length, i64 x_run, i64 x_step, i64 y_run,
                                   i64 y_step) {
   copy_runs(x, y, n, length, x_run, x_step, y_run, y_step);
 }
 
-extern "C" __global__ void copy_3(const T *x, T *y, unsigned n, Dims size, Dims from, Dims to) {
+extern "C" __global__ void copy_3(const D *x, D *y, unsigned n, Dims size, Dims from, Dims to) {
   copy_strided<3>(x, y, n, size, from, to);
 }
 
-extern "C" __global__ void copy_8(const T *x, T *y, unsigned n, Dims size, Dims from, Dims to) {
+extern "C" __global__ void copy_8(const D *x, D *y, unsigned n, Dims size, Dims from, Dims to) {
   copy_strided<8>(x, y, n, size, from, to);
 }
 
 // The same with 16 bytes as an element.
-extern "C" __global__ void copy_packs_2(const T *x, T *y, unsigned n, unsigned length, i64 x_run, i64 x_step, i64 y_run,
+extern "C" __global__ void copy_packs_2(const D *x, D *y, unsigned n, unsigned length, i64 x_run, i64 x_step, i64 y_run,
                                         i64 y_step) {
   copy_runs((const Pack *)x, (Pack *)y, n, length, x_run, x_step, y_run, y_step);
 }
 
-extern "C" __global__ void copy_packs_3(const T *x, T *y, unsigned n, Dims size, Dims from, Dims to) {
+extern "C" __global__ void copy_packs_3(const D *x, D *y, unsigned n, Dims size, Dims from, Dims to) {
   copy_strided<3>((const Pack *)x, (Pack *)y, n, size, from, to);
 }
 
-extern "C" __global__ void copy_packs_8(const T *x, T *y, unsigned n, Dims size, Dims from, Dims to) {
+extern "C" __global__ void copy_packs_8(const D *x, D *y, unsigned n, Dims size, Dims from, Dims to) {
   copy_strided<8>((const Pack *)x, (Pack *)y, n, size, from, to);
 }
 
@@ -63,9 +63,9 @@ extern "C" __global__ void copy_packs_8(const T *x, T *y, unsigned n, Dims size,
 // Where x's neighbours lie along axis a and y's along axis b: y[b + a * y_row] = x[a + b * x_row], for all indices of up
 // to 8 axes around. A block of 256 turns a square over, through shared memory, so that both sides are read and written
 // in runs.
-extern "C" __global__ void turn(const T *x, T *y, unsigned a_size, unsigned b_size, i64 x_row, i64 y_row, Dims size,
+extern "C" __global__ void turn(const D *x, D *y, unsigned a_size, unsigned b_size, i64 x_row, i64 y_row, Dims size,
                                 Dims from, Dims to) {
-  __shared__ T tile[TILE][TILE + 1];
+  __shared__ D tile[TILE][TILE + 1];
   u32 a_tiles = (a_size + TILE - 1) / TILE, b_tiles = (b_size + TILE - 1) / TILE;
   u32 rest = blockIdx.x / a_tiles, a0 = (blockIdx.x - rest * a_tiles) * TILE;
   u32 around = rest / b_tiles, b0 = (rest - around * b_tiles) * TILE;

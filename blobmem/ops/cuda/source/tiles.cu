@@ -1,9 +1,9 @@
 #include "common.cuh"
 
 // dx (outer, inner) = the sum of dy (outer, tiles, inner) over the tiles, in double precision; n = outer * inner.
-extern "C" __global__ void sum_tiles(const T *dy, T *dx, i64 n, i64 tiles, i64 inner) {
+extern "C" __global__ void sum_tiles(const D *dy, D *dx, i64 n, i64 tiles, i64 inner) {
   FOR(i, n) {
-    const T *from = dy + i / inner * tiles * inner + i % inner;
+    const D *from = dy + i / inner * tiles * inner + i % inner;
     double sum = 0;
     for (i64 t = 0; t < tiles; t++) sum += from[t * inner];
     dx[i] = (T)sum;
@@ -11,10 +11,10 @@ extern "C" __global__ void sum_tiles(const T *dy, T *dx, i64 n, i64 tiles, i64 i
 }
 
 // The same for many tiles of few elements: a warp for each sum.
-extern "C" __global__ void sum_by_warps(const T *dy, T *dx, i64 n, i64 tiles, i64 inner) {
+extern "C" __global__ void sum_by_warps(const D *dy, D *dx, i64 n, i64 tiles, i64 inner) {
   i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) >> 5;
   if (i >= n) return;
-  const T *from = dy + i / inner * tiles * inner + i % inner;
+  const D *from = dy + i / inner * tiles * inner + i % inner;
   double sum = 0;
   for (i64 t = threadIdx.x & 31; t < tiles; t += 32) sum += from[t * inner];
   for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
@@ -45,19 +45,19 @@ __device__ __forceinline__ void copy_parts(E *whole, u32 n, u32 length, int coun
   }
 }
 
-extern "C" __global__ void join(T *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
+extern "C" __global__ void join(D *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
   copy_parts<true>(whole, n, length, count, parts, stops);
 }
 
-extern "C" __global__ void divide(T *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
+extern "C" __global__ void divide(D *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
   copy_parts<false>(whole, n, length, count, parts, stops);
 }
 
 // The same with 16 bytes as an element.
-extern "C" __global__ void join_packs(T *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
+extern "C" __global__ void join_packs(D *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
   copy_parts<true>((Pack *)whole, n, length, count, parts, stops);
 }
 
-extern "C" __global__ void divide_packs(T *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
+extern "C" __global__ void divide_packs(D *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
   copy_parts<false>((Pack *)whole, n, length, count, parts, stops);
 }

@@ -22,9 +22,56 @@ __device__ __forceinline__ Part part_of(const Table &table, int count, int chunk
   return Part{low, start, left < chunk ? left : chunk};
 }
 
-// The block's part of one of the arrays.
-__device__ __forceinline__ T *array_of(const Table &table, int count, int width, Part part, int place) {
-  return (T *)table.at[2 * count + part.entry * width + place] + part.start;
+// The block's part of one of the arrays, which are of A.
+template <class A>
+__device__ __forceinline__ A *array_of(const Table &table, int count, int width, Part part, int place) {
+  return (A *)table.at[2 * count + part.entry * width + place] + part.start;
+}
+
+// What losses are multiplied by, of which gradients that are halves would else lose the small ones: dynamic, as a step with
+// gradients that are no numbers is left out and halves it, and many good ones double it. Zeros are the beginning.
+struct Scaling { T scale, good, bad, steps_left_out; };
+
+#define FIRST_SCALE ((T)32768)
+#define LEAST_SCALE ((T)1 / 65536)
+#define LARGEST_SCALE ((T)16777216)
+#define GOOD_STEPS 2000
+
+__device__ __forceinline__ T scale_of(const Scaling &scaling) { return scaling.scale > 0 ? scaling.scale : FIRST_SCALE; }
+
+// y = value times the scale
+extern "C" __global__ void fill_scaled(const Scaling *scaling, D *y, i64 n, T value) {
+  FOR(i, n) y[i] = value * scale_of(*scaling);
+}
+
+// Says so if any of the gradients is no number.
+extern "C" __global__ void find_bad(Table table, int count, int chunk, Scaling *scaling) {
+  Part part = part_of(table, count, chunk);
+  const D *diff = array_of<D>(table, count, 1, part, 0);
+  int n = (int)part.n, packs = aligned(diff) ? n / PACK : 0;
+  bool bad = false;
+  for (int i = threadIdx.x; i < packs; i += blockDim.x) {
+    Lot<PACK> d = load<PACK>(diff, i * PACK);
+#pragma unroll
+    for (int j = 0; j < PACK; j++) bad = bad || !(d.at[j] - d.at[j] == 0);
+  }
+  for (int i = packs * PACK + threadIdx.x; i < n; i += blockDim.x) bad = bad || !((T)diff[i] - (T)diff[i] == 0);
+  if (bad) scaling->bad = 1;  // whoever comes last writes the same
+}
+
+// At the end of a step.
+extern "C" __global__ void next_scale(Scaling *scaling) {
+  T scale = scale_of(*scaling), good = scaling->bad != 0 ? (T)0 : scaling->good + 1;
+  if (scaling->bad != 0) {
+    scale = scale > LEAST_SCALE ? scale / 2 : scale;
+    scaling->steps_left_out += 1;
+  } else if (good == GOOD_STEPS) {
+    scale = scale < LARGEST_SCALE ? scale * 2 : scale;
+    good = 0;
+  }
+  scaling->scale = scale;
+  scaling->good = good;
+  scaling->bad = 0;
 }
 
 // scale * diff + decay * pull; the pull is the value itself, or with `l1` its sign.
@@ -37,24 +84,66 @@ struct Gradient {
   }
 };
 
-// step(gradient, value, past) changes the value and H values of its history. An entry: diff, data, H of history.
+// A parameter. That of halves has a master of T beside it, which is what changes; its rounding is what the net has. Where
+// that is another one, since somebody wrote it (a file, a filler), the master begins with it.
+struct Parameter {
+  D *data;
+#ifdef HALVES
+  T *master;
+  enum { MORE = 1 };
+  __device__ __forceinline__ bool packed() const { return aligned(data) && aligned(master); }
+  template <int W> __device__ __forceinline__ Lot<W> now(int i) const {
+    Lot<W> values = load<W>(master, i), rounded = load<W>(data, i);
+#pragma unroll
+    for (int j = 0; j < W; j++) {
+      D half;
+      half = values.at[j];
+      if ((T)half != rounded.at[j]) values.at[j] = rounded.at[j];
+    }
+    return values;
+  }
+  template <int W> __device__ __forceinline__ void become(int i, Lot<W> values) const {
+    store<W>(master, i, values);
+    store<W>(data, i, values);
+  }
+#else
+  enum { MORE = 0 };
+  __device__ __forceinline__ bool packed() const { return aligned(data); }
+  template <int W> __device__ __forceinline__ Lot<W> now(int i) const { return load<W>(data, i); }
+  template <int W> __device__ __forceinline__ void become(int i, Lot<W> values) const { store<W>(data, i, values); }
+#endif
+};
+
+// step(gradient, value, past) changes the value and H values of its history. An entry: diff, data, H of history, and of
+// halves the master. `scaling`, if not null, says what gradients were multiplied by, and whether to leave the step out.
 template <int H, class F>
-__device__ __forceinline__ void update(const Table &table, int count, int chunk, Gradient of, F step) {
+__device__ __forceinline__ void update(const Table &table, int count, int chunk, const Scaling *scaling, Gradient of,
+                                       F step) {
+  if (scaling) {
+    if (scaling->bad != 0) return;
+    of.scale /= scale_of(*scaling);
+  }
+  enum { WIDTH = 2 + H + Parameter::MORE };
   Part part = part_of(table, count, chunk);
-  const T *diff = array_of(table, count, 2 + H, part, 0);
-  T *data = array_of(table, count, 2 + H, part, 1), *history[H];
-  bool packed = aligned(diff) && aligned(data);
+  const D *diff = array_of<D>(table, count, WIDTH, part, 0);
+  Parameter parameter;
+  parameter.data = array_of<D>(table, count, WIDTH, part, 1);
+#ifdef HALVES
+  parameter.master = array_of<T>(table, count, WIDTH, part, 2 + H);
+#endif
+  T *history[H];
+  bool packed = aligned(diff) && parameter.packed();
 #pragma unroll
   for (int k = 0; k < H; k++) {
-    history[k] = array_of(table, count, 2 + H, part, 2 + k);
+    history[k] = array_of<T>(table, count, WIDTH, part, 2 + k);
     packed = packed && aligned(history[k]);
   }
   int n = (int)part.n, packs = packed ? n / PACK : 0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < packs; i += blockDim.x) {
-    Pack d = ((const Pack *)diff)[i], v = ((const Pack *)data)[i], h[H];
+    Lot<PACK> d = load<PACK>(diff, i * PACK), v = parameter.now<PACK>(i * PACK), h[H];
 #pragma unroll
-    for (int k = 0; k < H; k++) h[k] = ((const Pack *)history[k])[i];
+    for (int k = 0; k < H; k++) h[k] = load<PACK>(history[k], i * PACK);
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
       T past[H];
@@ -64,57 +153,62 @@ __device__ __forceinline__ void update(const Table &table, int count, int chunk,
 #pragma unroll
       for (int k = 0; k < H; k++) h[k].at[j] = past[k];
     }
-    ((Pack *)data)[i] = v;
+    parameter.become<PACK>(i * PACK, v);
 #pragma unroll
-    for (int k = 0; k < H; k++) ((Pack *)history[k])[i] = h[k];
+    for (int k = 0; k < H; k++) store<PACK>(history[k], i * PACK, h[k]);
   }
 #pragma unroll 1
   for (int i = packs * PACK + threadIdx.x; i < n; i += blockDim.x) {
     T past[H];
 #pragma unroll
     for (int k = 0; k < H; k++) past[k] = history[k][i];
-    step(of(diff[i], data[i]), data[i], past);
+    Lot<1> value = parameter.now<1>(i);
+    step(of(diff[i], value.at[0]), value.at[0], past);
+    parameter.become<1>(i, value);
 #pragma unroll
     for (int k = 0; k < H; k++) history[k][i] = past[k];
   }
 }
 
-extern "C" __global__ void sgd(Table table, int count, int chunk, int l1, T decay, T scale, T rate, T momentum) {
-  update<1>(table, count, chunk, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+extern "C" __global__ void sgd(Table table, int count, int chunk, int l1, const Scaling *scaling, T decay, T scale,
+                                T rate, T momentum) {
+  update<1>(table, count, chunk, scaling, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &h = past[0];
     h = momentum * h + rate * g;
     value -= h;
   });
 }
 
-extern "C" __global__ void nesterov(Table table, int count, int chunk, int l1, T decay, T scale, T rate, T momentum) {
-  update<1>(table, count, chunk, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+extern "C" __global__ void nesterov(Table table, int count, int chunk, int l1, const Scaling *scaling, T decay, T scale,
+                                     T rate, T momentum) {
+  update<1>(table, count, chunk, scaling, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &h = past[0], before = h;
     h = momentum * before + rate * g;
     value -= (1 + momentum) * h - momentum * before;
   });
 }
 
-extern "C" __global__ void adagrad(Table table, int count, int chunk, int l1, T decay, T scale, T rate, T delta) {
-  update<1>(table, count, chunk, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+extern "C" __global__ void adagrad(Table table, int count, int chunk, int l1, const Scaling *scaling, T decay, T scale,
+                                    T rate, T delta) {
+  update<1>(table, count, chunk, scaling, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &h = past[0];
     h += g * g;
     value -= rate * (g / (sqrt(h) + delta));
   });
 }
 
-extern "C" __global__ void rmsprop(Table table, int count, int chunk, int l1, T decay, T scale, T rate, T rms_decay,
-                                   T delta) {
-  update<1>(table, count, chunk, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+extern "C" __global__ void rmsprop(Table table, int count, int chunk, int l1, const Scaling *scaling, T decay, T scale,
+                                    T rate, T rms_decay, T delta) {
+  update<1>(table, count, chunk, scaling, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &h = past[0];
     h = rms_decay * h + (1 - rms_decay) * (g * g);
     value -= rate * (g / (sqrt(h) + delta));
   });
 }
 
-extern "C" __global__ void adadelta(Table table, int count, int chunk, int l1, T decay, T scale, T rate, T momentum,
-                                    T delta) {
-  update<2>(table, count, chunk, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+extern "C" __global__ void adadelta(Table table, int count, int chunk, int l1, const Scaling *scaling, T decay, T scale,
+                                     T rate, T momentum, T delta) {
+  update<2>(table, count, chunk, scaling, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &square = past[0], &move = past[1];
     square = momentum * square + (1 - momentum) * (g * g);
     T step = g * sqrt((move + delta) / (square + delta));
@@ -123,9 +217,9 @@ extern "C" __global__ void adadelta(Table table, int count, int chunk, int l1, T
   });
 }
 
-extern "C" __global__ void adam(Table table, int count, int chunk, int l1, T decay, T scale, T rate, T momentum,
-                                T momentum2, T delta) {
-  update<2>(table, count, chunk, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+extern "C" __global__ void adam(Table table, int count, int chunk, int l1, const Scaling *scaling, T decay, T scale,
+                                 T rate, T momentum, T momentum2, T delta) {
+  update<2>(table, count, chunk, scaling, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &mean = past[0], &square = past[1];
     mean = momentum * mean + (1 - momentum) * g;
     square = momentum2 * square + (1 - momentum2) * (g * g);
@@ -145,16 +239,16 @@ __device__ __forceinline__ void add_to(double *wide, float *narrow, double value
 extern "C" __global__ void sumsq(Table table, int count, int chunk, double *parts, double *wide, float *narrow) {
   __shared__ double shared[32];
   Part part = part_of(table, count, chunk);
-  const T *x = array_of(table, count, 1, part, 0);
+  const D *x = array_of<D>(table, count, 1, part, 0);
   int n = (int)part.n, packs = aligned(x) ? n / PACK : 0;
   double total = 0;
   for (int i = threadIdx.x; i < packs; i += blockDim.x) {
-    Pack a = ((const Pack *)x)[i];
+    Lot<PACK> a = load<PACK>(x, i * PACK);
 #pragma unroll
     for (int j = 0; j < PACK; j++) total += (double)a.at[j] * (double)a.at[j];
   }
   for (int i = packs * PACK + threadIdx.x; i < n; i += blockDim.x) {
-    double v = x[i];
+    double v = (T)x[i];
     total += v * v;
   }
   total = block_sum(total, shared);
