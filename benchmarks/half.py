@@ -37,7 +37,8 @@ def _convolution(name: str, bottom: str, outputs: int, stride: int = 1, relu: bo
     layer {{ name: "{name}" type: "Convolution" bottom: "{bottom}" top: "{name}" convolution_param {{
             num_output: {outputs} kernel_size: 3 pad: 1 stride: {stride} bias_term: false
             weight_filler {{ type: "msra" }} }} }}
-    layer {{ name: "{name}_bn" type: "BatchNorm" bottom: "{name}" top: "{name}" }}
+    layer {{ name: "{name}_bn" type: "BatchNorm" bottom: "{name}" top: "{name}"
+            batch_norm_param {{ moving_average_fraction: 0.9 }} }}
     layer {{ name: "{name}_scale" type: "Scale" bottom: "{name}" top: "{name}" scale_param {{ bias_term: true }} }}
     """ + (f'layer {{ name: "{name}_relu" type: "ReLU" bottom: "{name}" top: "{name}" }}' if relu else "")
 

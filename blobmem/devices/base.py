@@ -6,8 +6,8 @@ import dataclasses
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,7 @@ class Device(ABC):
         self.of_thread = threading.local()
         self._lock = threading.Lock()  # held during calls that a finalizer must not enter
         self._postponed: deque[Callable[[], None]] = deque()
+        self._captures = 0  # under way
 
     @abstractmethod
     def allocate(self, nbytes: int, label: str = "") -> int:
@@ -220,6 +221,18 @@ class Device(ABC):
         """
         raise DeviceError(f"{self.name} captures nothing")
 
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """To be held during a capture: what `when_idle` is given waits, as it may wait for a stream."""
+        with self._lock:
+            self._captures += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._captures -= 1
+            self._run_postponed()
+
     def describe(self) -> dict[str, Any]:
         """What the device is, fact by fact, for people: what ends with _bytes is bytes, None is not known."""
         free, total = self.memory_info()
@@ -236,7 +249,7 @@ class Device(ABC):
             self._run_postponed()
 
     def _run_postponed(self) -> None:
-        while self._postponed:
+        while self._postponed and not self._captures:
             try:
                 call = self._postponed.popleft()
             except IndexError:  # another thread took it

@@ -150,7 +150,7 @@ class DetectionOutput(Layer):
         entering = count if self.top_k is None else min(count, self.top_k)
         self.attributes["entering"] = entering
         self.shapes = (images, count, places, 4), (images, count, classes), (*priors.shape[1:2], values)
-        self.internal_blob("boxes", (images, places, count, 4))
+        self.internal_blob("boxes", (images, places, count, 4), self.context.exact)
         self.internal_blob("kept", (images, classes, entering), "int32")
         self.internal_blob("counts", (images, classes), "int32")
         most = classes * entering

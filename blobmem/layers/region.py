@@ -79,8 +79,8 @@ class Proposal(Layer):
         total = height * width * count
         self.entering = min(total, options.pre_nms_topn or total)
         most = min(self.entering, options.post_nms_topn or total)
-        self.internal_blob("boxes", (images, 1, total, 4))
-        self.internal_blob("scores", (images, total, 1))
+        self.internal_blob("boxes", (images, 1, total, 4), self.context.exact)
+        self.internal_blob("scores", (images, total, 1), self.context.exact)
         self.internal_blob("kept", (images, 1, most), "int32")
         self._shape_tops(top, images * most)
 

@@ -228,7 +228,7 @@ class Compilation:
         """The calls of backward for which less need be kept (`plan`), and the arrays that they fill from what is."""
 
         def array_like(maker: Call, blob: Blob) -> Blob:
-            return self.nodes[maker.layer].layer.internal_blob("recomputed", blob.shape)
+            return self.nodes[maker.layer].layer.internal_blob("recomputed", blob.shape, blob.dtype)
 
         free = self._free({*memories([*forward, *backward])})
         ops = table(self.device.family)

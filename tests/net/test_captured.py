@@ -351,6 +351,18 @@ def test_an_array_that_an_eager_step_left_in_the_usual_order_is_turned_over_for_
 
 
 @DEVICES
+def test_what_is_given_back_meanwhile_waits_for_the_end_of_a_capture(make):
+    device, done = make(), []
+
+    def queue(graph):
+        device.when_idle(lambda: done.append("given back"))  # as a finalizer does, whenever it runs
+        done.append("queued")
+
+    device.capture(queue)
+    assert done == ["queued", "given back"]
+
+
+@DEVICES
 @pytest.mark.parametrize("memory", ["keep", "train"])
 def test_arrays_are_turned_over_within_a_graph(monkeypatch, make, memory):
     def look(net):  # at the array whose users want it in different orders; it is then on both sides

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -44,6 +46,17 @@ def _program(source):
             f"{{ return run_grid(call_{name}, p, grid, block); }}"
         )
     return "\n".join(parts)
+
+
+@functools.cache
+def _pointees(source):
+    """What each parameter of a kernel points to; "" for what is no pointer."""
+    pointer = re.compile(r"\s*(?:const\s+)?(\w+)\s*\*")
+    text = re.sub(r"//[^\n]*", "", sources.read(source))
+    return {
+        match[1]: [found[1] if (found := pointer.match(parameter)) else "" for parameter in match[2].split(",")]
+        for match in sources._KERNEL.finditer(text)
+    }
 
 
 def compile_share(worker, workers):
@@ -239,7 +252,8 @@ class EmulatedCuda(SimulatedDevice):
         self._of_thread.recording = work
 
     def capture(self, queue):
-        self.captured.append(EmulatedGraph(self, queue))
+        with self.capturing():
+            self.captured.append(EmulatedGraph(self, queue))
         return self.captured[-1]
 
     def do(self, work):
@@ -254,8 +268,13 @@ class EmulatedCuda(SimulatedDevice):
         with _lock:
             run = getattr(_library(source, dtype), f"launch_{name}")
         packer = signature.packer(dtype)
+        kinds = {"D": np.dtype(dtype), "T": dtypes.exact(np.dtype(dtype))}
+        wanted = [(at, kinds[word]) for at, word in enumerate(_pointees(source)[name]) if word in kinds]
 
         def launch(grid, block, arguments):
+            for at, kind in wanted:
+                found = getattr(arguments[at], "dtype", kind)  # an address has none, and scratch is bytes
+                assert found in (kind, np.uint8), f"kernel {name} takes {kind}, not {found}, as argument {at}"
             assert all(0 < dim < 65536 for dim in (*grid[1:], 1)) and grid[0] < 2**31, grid
             packed = ctypes.create_string_buffer(packer.pack(*signature.flat(arguments)), packer.size + 64)
             block = block if isinstance(block, tuple) else (block,)

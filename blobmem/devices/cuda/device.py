@@ -287,7 +287,8 @@ class CudaDevice(Device):
     def capture(self, queue: Callable[[Graph], None]) -> Graph:
         """What `queue` queues on the thread's stream, captured instead. DeviceError where that cannot be."""
         self.context.bind()
-        return Graph(self, queue)
+        with self.capturing():
+            return Graph(self, queue)
 
     def kernel(self, source: str, name: str, dtype: np.dtype) -> Launcher:
         """The kernel of that name in a source, with T = dtype, for this thread."""
