@@ -23,7 +23,7 @@ from benchmarks import clock  # noqa: E402
 from benchmarks.gpu import OURS, words  # noqa: E402
 from benchmarks.host import machine, peak_mib  # noqa: E402
 
-NETS = "caffenet:64,vgg16:16,googlenet:32,resnet50:32,inception_v3:16,resnet1001:16"
+NETS = "caffenet:256,vgg16:64,googlenet:32,resnet50:32,inception_v3:16,resnet1001:16"
 THEIRS = ("eager", "channels_last")
 LIMIT = 3600  # seconds for a process
 
