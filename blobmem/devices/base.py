@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,20 @@ class Stream(ABC):
         """Let work queued here from now on run only after `event`. Returns at once."""
 
 
+class Captures:
+    """The captures under way on what one or more devices queue their work on.
+
+    Attributes:
+        count: how many; changed under `lock`.
+        waiting: what is to be called once there is none.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.waiting: deque[Callable[[], None]] = deque()
+
+
 class Device(ABC):
     """A place where device-side bytes live and layers compute.
 
@@ -116,7 +130,7 @@ class Device(ABC):
         self.of_thread = threading.local()
         self._lock = threading.Lock()  # held during calls that a finalizer must not enter
         self._postponed: deque[Callable[[], None]] = deque()
-        self._captures = 0  # under way
+        self._captures = Captures()
 
     @abstractmethod
     def allocate(self, nbytes: int, label: str = "") -> int:
@@ -224,14 +238,17 @@ class Device(ABC):
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """To be held during a capture: what `when_idle` is given waits, as it may wait for a stream."""
-        with self._lock:
-            self._captures += 1
+        captures = self._captures
+        with captures.lock:
+            captures.count += 1
         try:
             yield
         finally:
-            with self._lock:
-                self._captures -= 1
-            self._run_postponed()
+            with captures.lock:
+                captures.count -= 1
+            with suppress(IndexError):  # another thread took it
+                for _ in range(len(captures.waiting)):  # which wait on if others still capture
+                    captures.waiting.popleft()()
 
     def describe(self) -> dict[str, Any]:
         """What the device is, fact by fact, for people: what ends with _bytes is bytes, None is not known."""
@@ -244,12 +261,18 @@ class Device(ABC):
         For finalizers: the garbage collector may run one in the middle of a device call, which it must not enter.
         """
         self._postponed.append(call)
+        self._run_when_free()
+
+    def _run_when_free(self) -> None:
         if self._lock.acquire(blocking=False):  # if not, this thread may be the holder: its next call will do it
             self._lock.release()
             self._run_postponed()
 
     def _run_postponed(self) -> None:
-        while self._postponed and not self._captures:
+        while self._postponed:
+            if self._captures.count:
+                self._captures.waiting.append(self._run_when_free)
+                return
             try:
                 call = self._postponed.popleft()
             except IndexError:  # another thread took it

@@ -352,14 +352,16 @@ def test_an_array_that_an_eager_step_left_in_the_usual_order_is_turned_over_for_
 
 @DEVICES
 def test_what_is_given_back_meanwhile_waits_for_the_end_of_a_capture(make):
-    device, done = make(), []
+    device, other, done = make(), make(), []
+    other._captures = device._captures  # as those of one GPU have it
 
     def queue(graph):
-        device.when_idle(lambda: done.append("given back"))  # as a finalizer does, whenever it runs
+        for each in (device, other):
+            each.when_idle(lambda: done.append("given back"))  # as a finalizer does, whenever it runs
         done.append("queued")
 
     device.capture(queue)
-    assert done == ["queued", "given back"]
+    assert done == ["queued", "given back", "given back"]
 
 
 @DEVICES

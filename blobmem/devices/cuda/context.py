@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from blobmem.devices.base import Event, Stream
+from blobmem.devices.base import Captures, Event, Stream
 from blobmem.devices.cuda import sources
 from blobmem.devices.cuda.calls import bindings, check, failure, losses
 from blobmem.devices.cuda.compiler import compile_source
@@ -131,6 +131,7 @@ class Context:
         self._modules: dict[tuple[str, str], Any] = {}
         self._load_lock = threading.Lock()
         self.turns = Turns()
+        self.captures = Captures()  # of all devices: a thread has the same stream for each
         self.bind()
         pointer = check(driver.cuMemHostAlloc(4096, driver.CU_MEMHOSTALLOC_DEVICEMAP), "cuMemHostAlloc")
         words = np.ctypeslib.as_array((ctypes.c_int64 * 3).from_address(int(pointer)))

@@ -64,7 +64,7 @@ class CudaDevice(Device):
         self.math, self.deterministic = math, deterministic
         self.graphs = os.environ.get("BLOBMEM_CUDA_GRAPHS", "1") != "0" if graphs is None else graphs
         self.model = self.context.name
-        self.faults = self.context.faults
+        self.faults, self._captures = self.context.faults, self.context.captures
         self._space = make_space(ordinal, self.context.bind, red_zones)
         self._held: dict[int, tuple[int, str]] = {}
         self.last_uses: dict[int, Event] = {}  # of arrays that links send to, by address
