@@ -68,10 +68,12 @@ def host_memory(report: dict[str, Any]) -> str:
     """A row for each net and phase."""
     rows = ""
     for result in report["results"]:
-        keep, planned, *theirs = (side["peak_mib"] for side in result["sides"].values())
+        of = {name: side["peak_mib"] for name, side in result["sides"].items()}
+        keep, planned = of.pop("blobmem", None), of.pop("planned")
+        theirs = min(of.values())
         rows += (
             f"| {gpu_table.NAMES[result['net']]}, {result['batch']} | {gpu_table.PHASES[result['phase']].lower()} "
-            f"| {keep:.0f} | {planned:.0f} | {min(theirs):.0f} | {planned / min(theirs):.2f} |\n"
+            f"| {'-' if keep is None else f'{keep:.0f}'} | {planned:.0f} | {theirs:.0f} | {planned / theirs:.2f} |\n"
         )
     machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
     return HOST_MEMORY.format(command=report["command"], machine=machine) + rows
