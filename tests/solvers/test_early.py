@@ -161,6 +161,7 @@ def test_lenet_trains_to_the_same_bits(lenet):
     assert_same(found[2], found[0])
 
 
+@pytest.mark.parametrize("device", [HOST, SimulatedDevice()], ids=["host", "simulated"])
 def test_all_that_training_says_and_writes_is_the_same(lenet, device, tmp_path, caplog):
     said, models = [], []
     for memory in ("keep", "train"):
