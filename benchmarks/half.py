@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +82,7 @@ def run(param: Any, dtype: str, steps: int, device: Any) -> dict[str, Any]:
     solver = blobmem.get_solver(param, device=device, dtype=dtype, memory="train", share=True)
     losses: list[float] = []
     solver.add_callback(on_iteration=lambda _, loss: losses.append(loss))
-    begin = time.perf_counter()
-    solver.step(steps)
-    seconds = time.perf_counter() - begin
-    scores = {name: float(value) for name, value in solver.test().outputs.values.items()}
+    seconds, scores = mnist.trained(solver, steps)
     return {"dtype": dtype, "steps": steps, "train_s": seconds, "last_loss": float(np.mean(losses[-LAST:])),
             "left_out": solver.updater.steps_left_out, "loss_scale": solver.updater.loss_scale, **scores}  # fmt: skip
 

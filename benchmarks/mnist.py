@@ -44,6 +44,14 @@ def solver_param(folder: Path, test_images: int, seed: int) -> Any:
     return param
 
 
+def trained(solver: Any, iterations: int) -> tuple[float, dict[str, float]]:
+    """Let a solver take so many iterations: the seconds that takes, and what its test net gives then."""
+    begin = time.perf_counter()
+    solver.step(iterations)
+    seconds = time.perf_counter() - begin
+    return seconds, {name: float(value) for name, value in solver.test().outputs.values.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="with the idx files")
@@ -59,13 +67,10 @@ def main() -> None:
             solver = blobmem.get_solver(
                 solver_param(Path(folder), tests.records, seed), device=device_of(args.device, args.math)
             )
-            begin = time.perf_counter()
-            solver.step(args.iterations)
-            trained = time.perf_counter() - begin
-            scores = {name: float(value) for name, value in solver.test().outputs.values.items()}
-            rows.append({"net": "lenet", "batch": BATCH, "math": args.math, "seed": seed, "train_s": trained,
+            seconds, scores = trained(solver, args.iterations)
+            rows.append({"net": "lenet", "batch": BATCH, "math": args.math, "seed": seed, "train_s": seconds,
                          "iterations": args.iterations, "test_images": tests.records, **scores})  # fmt: skip
-            print(f"seed {seed}: {args.iterations} iterations in {trained:.1f} s; {scores}", flush=True)
+            print(f"seed {seed}: {args.iterations} iterations in {seconds:.1f} s; {scores}", flush=True)
     machine.report(args, rows)
 
 

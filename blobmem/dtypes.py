@@ -12,6 +12,9 @@ NAMES = ("float32", "float64", "float16", "bfloat16")
 HALVES = ("float16", "bfloat16")
 """Those of two bytes. A net in one has statistics, labels, indices, boxes and losses in float32 (`exact`)."""
 
+FIRST_SCALE = 2.0**15
+"""What the losses of a float16 net are multiplied by, to begin with."""
+
 _OF_TWO_BYTES = "eE"  # NumPy's codes of them, which are found faster than names
 
 

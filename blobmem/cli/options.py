@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blobmem import dtypes
+
 if TYPE_CHECKING:
     from blobmem.devices import Device
 
@@ -160,7 +162,7 @@ def add_dtype(parser: Any) -> None:
     """--dtype."""
     parser.add_argument(
         "--dtype",
-        choices=("float32", "float64", "float16", "bfloat16"),
+        choices=dtypes.NAMES,
         default="float32",
         help="what the net's numbers are (default: %(default)s, as Caffe); float16 and bfloat16 need a GPU",
     )

@@ -22,7 +22,7 @@ from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import moves
 from blobmem.memory.reordered import turned_later
 from blobmem.memory.slot import Slot
-from blobmem.net.lanes import Lanes, make, prepare
+from blobmem.net.lanes import Lanes, in_turn, launch, prepare
 from blobmem.ops.call import Operand
 from blobmem.ops.host.random import Draws
 
@@ -232,10 +232,9 @@ class Captured:
             else:
                 self._graphs.clear()
                 self._begin_anew()
-                for step, turns in zip(self._taken, turned, strict=True):  # which have accessed what they use
-                    make(turns)
+                for step in self._taken:  # which have accessed what they use
                     step.renew()
-                    step.launch()
+                in_turn(self._taken, turned, launch)
             return
         ripe = self._runs[before] >= self._wait and not memory_package.debug
         if not (ripe and self._capture(before, stream, scratch)):
@@ -285,9 +284,7 @@ class Captured:
             )
             self._graphs.clear()
             self._wait, self.refused = 1 << 62, f"layer '{at.call.layer_name}': {error}"
-            for step, turns in zip(steps, turned, strict=True):
-                make(turns)
-                step.launch()
+            in_turn(steps, turned, launch)
             return True
         if self._graphs and not self._hold(self._changed(), stream, scratch):  # what was just accessed has moved
             self._graphs.clear()
@@ -368,9 +365,9 @@ class Captured:
 
     def _is_as_left(self, graph: _Graph, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> bool:
         """Whether the graph is what to launch, and no access needs to be repeated; it is then as if all had been."""
-        if stream is not self._stream or moves() != self._moves or memory_package.debug:
+        if not self._is_for(stream, scratch) or moves() != self._moves:
             return False
-        if self._scratch not in (None, scratch) or [memory.epoch for memory in self._whole] != self._expected:
+        if [memory.epoch for memory in self._whole] != self._expected:
             return False
         if [slot.moved for slot in self._slots] != self._moved:
             return False
@@ -378,15 +375,21 @@ class Captured:
             return False
         for memory, *place in self._sums:
             memory.refill(*place)
+        self._tell(graph)
+        return True
+
+    def _tell(self, graph: _Graph) -> None:
+        """Let steps that add know whether they overwrite in the graph."""
         for step, fresh in zip(self._adding, graph.fresh, strict=True):
             step.attributes["accumulate"] = not fresh
-        return True
+
+    def _is_for(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> bool:
+        """Whether the graphs are of this stream and workspace, and may be used."""
+        return stream is self._stream and self._scratch in (None, scratch) and not memory_package.debug
 
     def _hold(self, changed: set[SyncedMemory], stream: Stream | None, scratch: Sequence[SyncedMemory]) -> bool:
         """Whether all that the graphs use is where it was; `changed` are those of it whose epochs have moved."""
-        if stream is not self._stream or memory_package.debug:
-            return False
-        if self._scratch not in (None, scratch):
+        if not self._is_for(stream, scratch):
             return False
         if moves() != self._moves:
             if not all(step.is_done() for step in self.steps if step.once):
@@ -406,8 +409,7 @@ class Captured:
 
         None if arrays are where the graph has them, and are turned as it does that; else what to turn before each step.
         """
-        for step, fresh in zip(self._adding, graph.fresh, strict=True):
-            step.attributes["accumulate"] = not fresh
+        self._tell(graph)
         if not changed:
             return None
         begun = {step for step, fresh in zip(self._adding, graph.fresh, strict=True) if fresh}

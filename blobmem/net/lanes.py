@@ -81,10 +81,22 @@ def prepare(
     return turned
 
 
-def make(turns: Turns) -> None:
+def _make(turns: Turns) -> None:
     """Queue what is to be turned."""
     for turn, *arguments in turns:
         turn(*arguments)
+
+
+def launch(step: Step) -> None:
+    """Queue a step that was prepared."""
+    step.launch()
+
+
+def in_turn(steps: Iterable[Step], turned: Iterable[Turns], queue: Callable[[Step], None]) -> None:
+    """Have each of the steps, which were prepared, queued by `queue` on the present stream."""
+    for step, turns in zip(steps, turned, strict=True):
+        _make(turns)
+        queue(step)
 
 
 def _places(turns: Turns) -> Iterable[Place]:
@@ -124,15 +136,13 @@ class Lanes:
             for step in self.steps:
                 step.run(stream, scratch)
         else:
-            self.each(self.steps, prepare(self.steps, within, stream, scratch), lambda step: step.launch())
+            self.each(self.steps, prepare(self.steps, within, stream, scratch), launch)
 
     def each(self, steps: Sequence[Step], turned: Sequence[Turns], queue: Callable[[Step], None]) -> None:
         """Have each of the steps, which were prepared, queued by `queue`, on its stream and after what it waits for."""
         main, side = self._device.compute_stream(), self._device.side_stream() if self._two else None
         if main is None or side is None:
-            for step, turns in zip(steps, turned, strict=True):
-                make(turns)
-                queue(step)
+            in_turn(steps, turned, queue)
             return
         after = self._order(steps, turned)
         wanted, ends, now = {*after}, dict[int, Event](), main
@@ -144,7 +154,7 @@ class Lanes:
                     stream.wait(ends.pop(after[at]))
                 if stream is not now:
                     self._device.queue_on(now := stream)
-                make(turned[at])
+                _make(turned[at])
                 queue(step)
                 if at in wanted:
                     ends[at] = stream.record()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from blobmem.devices import Device
-from blobmem.dtypes import exact, is_half
+from blobmem.dtypes import FIRST_SCALE, exact, is_half
 from blobmem.errors import NetError
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
@@ -274,7 +274,7 @@ class Updater:
         """What gradients are times what they should be, in the coming iteration; 1 but for float16."""
         if self.scaling is None:
             return 1.0
-        return self.scaling_state()[0] or 2.0**15
+        return self.scaling_state()[0] or FIRST_SCALE
 
     @property
     def steps_left_out(self) -> int:

@@ -247,27 +247,9 @@ def test_adopted_arrays_that_are_kept_channels_last(monkeypatch):
 
 @DEVICES
 def test_a_layer_of_the_host_divides_what_is_captured(make):
-    class Twice(blobmem.Layer if hasattr(blobmem, "Layer") else object):
-        def setup(self, bottom, top): ...
-
-        def reshape(self, bottom, top):
-            top[0].reshape(*bottom[0].data.shape)
-
-        def forward(self, bottom, top):
-            top[0].data[...] = 2 * bottom[0].data
-
-        def backward(self, top, propagate_down, bottom):
-            bottom[0].diff[...] = 2 * top[0].diff
-
-    import sys
-    import types
-
-    module = types.ModuleType("captured_twice")
-    module.Twice = Twice
-    sys.modules["captured_twice"] = module
     text = NET.replace('bottom: "norm" top: "drop"', 'bottom: "twice" top: "drop"') + (
         'layer { name: "twice" type: "Python" bottom: "norm" top: "twice" '
-        'python_param { module: "captured_twice" layer: "Twice" } }'
+        'python_param { module: "doubling" layer: "Twice" } }'
     )
     layers = blobmem.proto.text.read_net(text)
     order = [*layers.layer[:4], layers.layer[-1], *layers.layer[4:-1]]

@@ -1,15 +1,12 @@
 """Each source of data in half precision: what it gives in float32, rounded once; labels as they are."""
 
-import sys
-import types
-
 import h5py
 import numpy as np
 import pytest
 from cuda_devices import EMULATED, GPU
 from PIL import Image
 
-from blobmem import TEST, Layer, Net, dtypes
+from blobmem import TEST, Net, dtypes
 from blobmem.proto.text import read_net
 
 HALVES = pytest.mark.parametrize("dtype", dtypes.HALVES)
@@ -98,22 +95,11 @@ def test_arrays_and_files_written(tmp_path, dtype, device):
         assert np.array_equal(file["data"][...], data[:2].astype(dtypes.of(dtype)).astype(np.float32))
 
 
-class Twice(Layer):
-    def reshape(self, bottom, top):
-        top[0].reshape(*bottom[0].data.shape)
-
-    def forward(self, bottom, top):
-        top[0].data[...] = 2 * bottom[0].data
-
-
 @HALVES
-def test_python_layers_see_arrays_of_the_dtype(dtype, device, monkeypatch):
-    module = types.ModuleType("layers_of_halves")
-    module.Twice = Twice
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+def test_python_layers_see_arrays_of_the_dtype(dtype, device):
     text = """layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
               layer { name: "twice" type: "Python" bottom: "x" top: "y"
-                      python_param { module: "layers_of_halves" layer: "Twice" } }"""
+                      python_param { module: "doubling" layer: "Twice" } }"""
     net = Net(read_net(text), TEST, device=device, dtype=dtype)
     net.blobs["x"].data[...] = 1.5
     y = net.forward()["y"]

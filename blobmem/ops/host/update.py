@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from blobmem.dtypes import FIRST_SCALE
 from blobmem.ops.host.channels import spread_of
 from blobmem.ops.host.compiled import kernel, part
 from blobmem.ops.host.parallel import parallel_for
@@ -176,13 +177,13 @@ def sumsq(diff: np.ndarray, out: np.ndarray) -> None:
 
 # What losses of halves are multiplied by; scaling is (scale, good steps, 1 for a bad one, steps left out), as on a GPU,
 # where such nets compute.
-_FIRST, _LEAST, _LARGEST, _GOOD_STEPS = 2.0**15, 2.0**-16, 2.0**24, 2000
+_LEAST, _LARGEST, _GOOD_STEPS = 2.0**-16, 2.0**24, 2000
 
 
 @op
 def fill_scaled(scaling: np.ndarray, y: np.ndarray, *, value: float) -> None:
     """y = value times the scale of the losses."""
-    y.fill(value * (scaling[0] or _FIRST))
+    y.fill(value * (scaling[0] or FIRST_SCALE))
 
 
 @op
@@ -196,7 +197,7 @@ def find_bad(*arrays: np.ndarray) -> None:
 @op
 def next_scale(scaling: np.ndarray) -> None:
     """The scale of the losses after a step: half of it if the step was left out, twice as much after 2000 good ones."""
-    scale, good, bad, left_out = scaling[0] or _FIRST, scaling[1] + 1, scaling[2] != 0, scaling[3]
+    scale, good, bad, left_out = scaling[0] or FIRST_SCALE, scaling[1] + 1, scaling[2] != 0, scaling[3]
     if bad:
         scaling[:] = scale / 2 if scale > _LEAST else scale, 0, 0, left_out + 1
     elif good == _GOOD_STEPS:

@@ -86,6 +86,11 @@ def iterate(net):
     return trace
 
 
+def at_the_ends(net):
+    """What a net at random has at its two ends: the gradient of its input, and its output."""
+    return [net.blobs["x"].cpu_diff().copy(), net.blobs["end"].cpu_data().copy()]
+
+
 def trained(nets, steps=3):
     """Training with a test of each test net before every step; all that it gives."""
     trace = []
@@ -202,7 +207,7 @@ def test_any_net_gives_the_same_bits_at_any_batch(text, batches, simulated):
             for name in net.inputs:
                 net.blobs[name].reshape(batch, 4)
             fill_inputs(net, batch)
-            trace += [*iterate(net), net.blobs["x"].cpu_diff().copy(), net.blobs["end"].cpu_data().copy()]
+            trace += [*iterate(net), *at_the_ends(net)]
         traces.append(trace)
     assert_same(*traces)
 
@@ -231,8 +236,7 @@ def test_any_net_is_trained_to_the_same_bits(text, batches, simulated, share):
                     trace.append(net.run_forward())
                     net.run_backward()
                     updater.run(turn)
-            trace += [net.blobs["x"].cpu_diff().copy(), net.blobs["end"].cpu_data().copy()]
-            trace += [entry.blob.cpu_data().copy() for entry in net.learnable]
+            trace += at_the_ends(net) + [entry.blob.cpu_data().copy() for entry in net.learnable]
         traces.append(trace)
     assert_same(*traces)
 
@@ -262,8 +266,7 @@ def test_any_net_is_trained_to_the_same_bits_on_two_streams(text, memory, order,
                         trace.append(net.run_forward())
                         net.run_backward()
                     updater.run(turn)
-                trace += [net.blobs["x"].cpu_diff().copy(), net.blobs["end"].cpu_data().copy()]
-                trace += [entry.blob.cpu_data().copy() for entry in net.learnable]
+                trace += at_the_ends(net) + [entry.blob.cpu_data().copy() for entry in net.learnable]
         traces.append(trace)
     assert_same(*traces)
 
