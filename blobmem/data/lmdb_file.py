@@ -175,10 +175,11 @@ class LmdbFile:
         if number > self._last_page:
             raise self.damaged(f"it refers to page {number} of {self._last_page + 1}")
         size = self.page_size
-        if not self.has(number) and kind == BRANCH:  # apart: the leaves that were read together stay
+        read = self.has(number)
+        if kind == BRANCH and not read:  # apart: the leaves that were read together stay
             page = self._read_pages(number, 1)
         else:
-            if not self.has(number):
+            if not read:
                 self._read_ahead(number, ahead)
             index = number - self._window_page
             page = self._window[index * size : (index + 1) * size]

@@ -122,10 +122,15 @@ class Updater:
 
     def _own(self) -> Iterator[Blob]:
         """All blobs of its own but the clipping's sum."""
-        for history, master in zip(self.history, self.masters, strict=True):
-            yield from [*history, *([master] if master is not None else [])]
+        for _, own in self._owned():
+            yield from own
         if self.scaling is not None:
             yield self.scaling
+
+    def _owned(self) -> Iterator[tuple[LearnableParam, list[Blob]]]:
+        """Each learnable parameter with its history and, behind that, its master, if it has one."""
+        for entry, history, master in zip(self.net.learnable, self.history, self.masters, strict=True):
+            yield entry, history if master is None else [*history, master]
 
     def _make_history(self, entry: LearnableParam) -> list[Blob]:
         blob, name = entry.blob, f"{entry.layer}/{entry.index}/history"
@@ -141,9 +146,9 @@ class Updater:
     def _compile(self) -> None:
         # a parameter with rate 0 stays as it is, unless a restored history still moves it
         self._entries = [
-            (entry, [*history, *([master] if master is not None else [])])
-            for entry, history, master in zip(self.net.learnable, self.history, self.masters, strict=True)
-            if entry.lr_mult != 0 or not all(is_untouched(blob) for blob in history)
+            (entry, own)
+            for entry, own in self._owned()
+            if entry.lr_mult != 0 or not all(is_untouched(blob) for blob in own[: self.histories])
         ]
         # parameters with the same multipliers stand together: their attributes are the same in all iterations
         alike: dict[Any, list[tuple[LearnableParam, list[Blob]]]] = {}
