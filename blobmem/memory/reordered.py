@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 from blobmem.devices.base import Stream
+from blobmem.memory.travels import travelled
 from blobmem.memory.views import Intent, Side, View
 
 if TYPE_CHECKING:
@@ -26,17 +27,21 @@ Turn = Callable[[Any, int, int, Form, bool], None]
 address to another, its channels made last or, `back`, second again."""
 
 _of_thread = threading.local()
+_NOTHING: Any = ((), None, None)
 
 
 @contextlib.contextmanager
-def turned_later(memories: Container[SyncedMemory]) -> Iterator[list[tuple[Any, ...]]]:
+def turned_later(
+    memories: Container[SyncedMemory], at_once: list[tuple[Any, ...]] | None = None
+) -> Iterator[list[tuple[Any, ...]]]:
     """Meanwhile this thread's accesses do not turn bytes of these memories: whoever asks for it does, in this order.
 
-    Gives a list of what is to be called, each time a Turn and its arguments.
+    Gives a list of what is to be called, each time a Turn and its arguments. What is turned of others is added to
+    `at_once`, and counts as no travel then.
     """
     turns: list[tuple[Any, ...]] = []
     before = getattr(_of_thread, "later", None)
-    _of_thread.later = memories, turns
+    _of_thread.later = memories, turns, at_once
     try:
         yield turns
     finally:
@@ -164,11 +169,16 @@ class Reordered:
         device = self.array.device
         if not device.compute:
             return
-        later = getattr(_of_thread, "later", None)
-        if later is not None and self._memory() in later[0]:
-            later[1].append((self._turn, device, source, target, form, back))
+        made = self._turn, device, source, target, form, back
+        memories, turns, at_once = getattr(_of_thread, "later", None) or _NOTHING
+        if self._memory() in memories:
+            turns.append(made)
+            return
+        if at_once is None:
+            travelled()
         else:
-            self._turn(device, source, target, form, back)
+            at_once.append(made)
+        self._turn(device, source, target, form, back)
 
     def _become(self, state: State, form: Form, start: int, stop: int) -> None:
         self._state, self._form, self._start, self._stop = state, form, start, stop

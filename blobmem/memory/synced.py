@@ -21,6 +21,7 @@ from blobmem.memory.device_side import DeviceSide, Flight
 from blobmem.memory.extents import ZERO, Extents
 from blobmem.memory.host_side import HostSide
 from blobmem.memory.reordered import Reordered
+from blobmem.memory.travels import travelled
 from blobmem.memory.views import HEADS, Head, Intent, Side, View, intent_of
 
 _shrinks = 0
@@ -314,6 +315,7 @@ class SyncedMemory:
             self._put(start, stop, _HOST)
 
     def _bring_to_host(self, start: int, stop: int, bits: int) -> None:
+        travelled()
         if bits == _DEVICE:
             self._pin_for(stop)
             self._device.memcpy_dtoh(self._host.bytes(start, stop), self._far.address + start)
@@ -349,6 +351,7 @@ class SyncedMemory:
         return self._far.address + start
 
     def _bring_to_device(self, missing: Sequence[tuple[int, int, int]], stream: Stream | None) -> None:
+        travelled()
         self._pin_for(max((b for _, b, bits in missing if bits == _HOST), default=0))
         queued = 0
         try:

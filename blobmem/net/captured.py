@@ -22,7 +22,7 @@ from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import moves
 from blobmem.memory.reordered import turned_later
 from blobmem.memory.slot import Slot
-from blobmem.net.lanes import Lanes, in_turn, launch, prepare
+from blobmem.net.lanes import Lanes, in_turn, launch, make, prepare
 from blobmem.ops.call import Operand
 from blobmem.ops.host.random import Draws
 
@@ -184,6 +184,7 @@ class Captured:
         "_keepers",
         "_lanes",
         "_last",
+        "_launched",
         "_moved",
         "_moves",
         "_places",
@@ -211,13 +212,15 @@ class Captured:
         self._runs: Counter[tuple[bool, ...]] = Counter()  # one by one, since there was no graph
         self._wait = _RUNS
         self._again: _Graph | None = None  # what was launched last, if nothing else has run since
+        self._launched: tuple[_Graph, list[Any]] | None = None  # by the last run, if no more, and turned before it
 
     def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         """Run the steps, given this thread's stream and workspaces."""
         if self._again is not None and self._is_as_left(self._again, stream, scratch):
+            self._launched = self._again, []
             self._again.launch()
             return
-        self._again = None
+        self._again = self._launched = None
         before = tuple(step.is_fresh() for step in self._adding)
         changed = self._changed() if self._graphs else set()
         if self._graphs and not self._hold(changed, stream, scratch):
@@ -225,10 +228,12 @@ class Captured:
             self._begin_anew()
         graph = self._graphs.get(before)
         if graph is not None:
-            turned = self._follow(graph, changed, stream)
+            at_once: list[Any] = []
+            turned = self._follow(graph, changed, stream, at_once)
             if turned is None:
                 graph.launch()
                 self._leave(graph)
+                self._launched = graph, at_once
             else:
                 self._graphs.clear()
                 self._begin_anew()
@@ -240,6 +245,18 @@ class Captured:
         if not (ripe and self._capture(before, stream, scratch)):
             self._lanes.run(stream, scratch)
             self._runs[before] += 1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `run_again` would do what the last run did."""
+        return self._launched is not None
+
+    def run_again(self) -> None:
+        """Queue what the last run did, where every access would find all as that one left it."""
+        assert self._launched is not None
+        graph, turns = self._launched
+        make(turns)
+        graph.launch()
 
     @property
     def graphs(self) -> list[Any]:
@@ -404,8 +421,10 @@ class Captured:
             return False
         return all(place.is_kept() for place in self._last if place.keeper in changed)
 
-    def _follow(self, graph: _Graph, changed: set[SyncedMemory], stream: Stream | None) -> Sequence[list[Any]] | None:
-        """Repeat the accesses of the steps to what has changed.
+    def _follow(
+        self, graph: _Graph, changed: set[SyncedMemory], stream: Stream | None, at_once: list[Any]
+    ) -> Sequence[list[Any]] | None:
+        """Repeat the accesses of the steps to what has changed; what is turned outside of the graph goes to `at_once`.
 
         None if arrays are where the graph has them, and are turned as it does that; else what to turn before each step.
         """
@@ -433,7 +452,7 @@ class Captured:
                     refilled[step] = step.refill()
                 begins = bound.operand.accumulate
             if not (begins and refilled[step]):
-                with turned_later(self._turned[number]) as turns:
+                with turned_later(self._turned[number], at_once) as turns:
                     bound.resolve(step.side, self._device, Intent.OVERWRITE if begins else bound.operand.intent, stream)
                 turned[number].extend(turns)
         self._see()

@@ -81,7 +81,7 @@ def prepare(
     return turned
 
 
-def _make(turns: Turns) -> None:
+def make(turns: Turns) -> None:
     """Queue what is to be turned."""
     for turn, *arguments in turns:
         turn(*arguments)
@@ -95,7 +95,7 @@ def launch(step: Step) -> None:
 def in_turn(steps: Iterable[Step], turned: Iterable[Turns], queue: Callable[[Step], None]) -> None:
     """Have each of the steps, which were prepared, queued by `queue` on the present stream."""
     for step, turns in zip(steps, turned, strict=True):
-        _make(turns)
+        make(turns)
         queue(step)
 
 
@@ -127,16 +127,32 @@ class Lanes:
         self._accessed: tuple[Any, ...] = ()
         self._places: list[list[Place]] = []
         self._waits: list[int] = []
+        self._turned: Sequence[Turns] | None = None  # before the steps of the last run, if they ran beside each other
 
     def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         """Run the steps, given this thread's stream and workspaces."""
         beside = stream is not None and self._two and not any(step.once for step in self.steps)
         within = self._within(self.steps) if beside else None
         if within is None:
+            self._turned = None
             for step in self.steps:
                 step.run(stream, scratch)
         else:
-            self.each(self.steps, prepare(self.steps, within, stream, scratch), launch)
+            self._turned = prepare(self.steps, within, stream, scratch)
+            self.each(self.steps, self._turned, launch)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `run_again` would do what the last run did."""
+        return all(step.repeats for step in self.steps)
+
+    def run_again(self) -> None:
+        """Queue what the last run did, where every access would find all as that one left it."""
+        if self._turned is None:
+            for step in self.steps:
+                step.run_again()
+        else:
+            self.each(self.steps, self._turned, launch)
 
     def each(self, steps: Sequence[Step], turned: Sequence[Turns], queue: Callable[[Step], None]) -> None:
         """Have each of the steps, which were prepared, queued by `queue`, on its stream and after what it waits for."""
@@ -154,7 +170,7 @@ class Lanes:
                     stream.wait(ends.pop(after[at]))
                 if stream is not now:
                     self._device.queue_on(now := stream)
-                _make(turned[at])
+                make(turned[at])
                 queue(step)
                 if at in wanted:
                     ends[at] = stream.record()

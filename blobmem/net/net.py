@@ -29,6 +29,7 @@ from blobmem.net.placement import Placement
 from blobmem.net.plan import Arena
 from blobmem.net.precision import insert_conversions
 from blobmem.net.schedule import Need, Schedule, Span, first_uses, secure
+from blobmem.net.settled import Run
 from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
 from blobmem.proto.text import is_text, read_net
 
@@ -296,6 +297,22 @@ class Net(Access, Placement, Compilation):
         """Those of `needs` that may not be met."""
         return [need for span in self._whole(backward) for need in span.missing()]
 
+    def whole_runs(self) -> list[Run]:
+        """What the coming pass forward and backward will run, if it may be as the last one was (`repeat`).
+
+        Nothing where somebody looks at the net in between, or another net's arrays are in the arena.
+        """
+        if self._dynamic or self._is_watched() or self.watches_backward:
+            return []
+        forward, backward = self._whole(True)
+        self._upload_inputs()
+        if self._arena is not None and not self._arena.is_of(self._plan):
+            return []
+        runs = [Run(forward.schedule, forward.start, forward.stop)]
+        if self._updates is None:
+            return [*runs, Run(backward.schedule, backward.start, backward.stop)]
+        return [*runs, Run(backward.schedule, 0, self._first_update), Run(backward.schedule, self._first_update)]
+
     def _whole(self, backward: bool) -> list[Span]:
         """The spans of a whole pass, once its shapes are known."""
         self._follow()
@@ -352,19 +369,26 @@ class Net(Access, Placement, Compilation):
             span = self._span(False, first, last)
             secure(span.missing())
             self.group.check(self.identity, span.first_uses)
-            self.state.iteration += 1
-            # another try takes the same records and makes the same random draws
-            carried = [(layer, layer.state_dict()) for layer in self._rewound[first : last + 1] if layer is not None]
-            with self._taken_back(carried, span):
-                self._upload_inputs()
-                self.group.claim(self.identity, span.left)
-                dynamic = [index for index in self._dynamic if first <= index <= last] if self.device.compute else []
-                if dynamic:
-                    self._run_in_parts(first, last, dynamic)
-                else:
-                    self._run(span, False, range(first, last + 1))
-                losses = [loss for node in self.nodes[first : last + 1] for loss in node.losses]
-                read = self._loss_reader.read(self.device, losses)
+            return self._start(span, first, last, lambda: self._run_forward(span, first, last))
+
+    def _run_forward(self, span: Span, first: int, last: int) -> None:
+        self._upload_inputs()
+        self.group.claim(self.identity, span.left)
+        dynamic = [index for index in self._dynamic if first <= index <= last] if self.device.compute else []
+        if dynamic:
+            self._run_in_parts(first, last, dynamic)
+        else:
+            self._run(span, False, range(first, last + 1))
+
+    def _start(self, span: Span, first: int, last: int, run: Callable[[], None]) -> Callable[[], float]:
+        """What `run` does of a pass, as a new one; see `start_forward`."""
+        self.state.iteration += 1
+        # another try takes the same records and makes the same random draws
+        carried = [(layer, layer.state_dict()) for layer in self._rewound[first : last + 1] if layer is not None]
+        with self._taken_back(carried, span):
+            run()
+            losses = [loss for node in self.nodes[first : last + 1] for loss in node.losses]
+            read = self._loss_reader.read(self.device, losses)
 
         def loss() -> float:
             with self._taken_back(carried, span):
@@ -448,23 +472,44 @@ class Net(Access, Placement, Compilation):
         no parameter has changed. If anything is raised later some have, which is logged. Returns what it returned.
         """
         assert self._updates is not None
-        begun = False
         with self.group.lock, self._going_backward(0, len(self.nodes) - 1) as span:
             assert self._plan is not None and self._arena is not None
             self._plan.begin(span, self._arena)
-            try:
-                span.schedule.run(0, self._first_update)
-                loss, begun = before(), True
-                span.schedule.run(self._first_update)
-            except BaseException:
-                if begun:
-                    log.warning(
-                        "%s: an iteration has ended amid its updates: some parameters may have been updated and others "
-                        "not. It does not count; restore a snapshot to go on from a whole one", self.identity,
-                    )  # fmt: skip
-                raise
+            loss = self._run_updating(span.schedule, before)
             self._plan.spend(span.spent)
         return loss
+
+    def _run_updating(self, schedule: Schedule, before: Callable[[], float], again: bool = False) -> float:
+        begun = False
+        try:
+            schedule.run(0, self._first_update, again)
+            loss, begun = before(), True
+            schedule.run(self._first_update, None, again)
+        except BaseException:
+            if begun:
+                log.warning(
+                    "%s: an iteration has ended amid its updates: some parameters may have been updated and others "
+                    "not. It does not count; restore a snapshot to go on from a whole one", self.identity,
+                )  # fmt: skip
+            raise
+        return loss
+
+    def repeat(self) -> float:
+        """Run the whole net forward and backward, with the updates that it was given, as it ran last; the loss.
+
+        Only where `settled` finds that it may. Raises what is raised on the way, as `run_forward` and
+        `backward_and_update` do.
+        """
+        with self.group.lock:
+            forward, backward = (self._span(way, 0, len(self.nodes) - 1) for way in (False, True))
+            loss = self._start(
+                forward, 0, len(self.nodes) - 1, lambda: forward.schedule.run(forward.start, forward.stop, again=True)
+            )
+            with self._unfinished(backward):
+                if self._updates is not None:
+                    return self._run_updating(backward.schedule, loss, again=True)
+                backward.schedule.run(backward.start, backward.stop, again=True)
+            return loss()
 
     @contextlib.contextmanager
     def _going_backward(self, last: int, first: int) -> Iterator[Span]:
@@ -477,8 +522,14 @@ class Net(Access, Placement, Compilation):
         if self._plan is not None:
             self._plan.check(span, self.identity)
         self.group.claim(self.identity, span.left)
-        try:
+        with self._unfinished(span):
             yield span
+
+    @contextlib.contextmanager
+    def _unfinished(self, span: Span) -> Iterator[None]:
+        """If anything is raised nobody has what the span writes."""
+        try:
+            yield
         except BaseException:
             self.group.claim(self.identity.unfinished, span.written)
             raise

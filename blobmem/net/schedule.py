@@ -306,6 +306,16 @@ class Step:
         if self.once:
             self.done.views, self.done.attributes = self._views(), dict(self.attributes)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether `run_again` may stand for a run."""
+        return self.computes and self.side is _DEVICE
+
+    def run_again(self) -> None:
+        """Queue the call as it ran last, where every access would find all as that run left it."""
+        if not self.once:
+            self.launch()
+
     def prepare(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         """Access all that the call uses."""
         if self.side is _HOST:
@@ -612,6 +622,15 @@ class Schedule:
             found = self._captured[start, stop] = pieces(self._program(start, stop), self.device)
         return found
 
+    def repeats(self, start: int, stop: int | None) -> bool:
+        """Whether these calls may run again as they ran last."""
+        return all(piece.repeats for piece in self._pieces(start, stop))
+
+    def used(self, start: int, stop: int | None) -> set[SyncedMemory]:
+        """The memories that these calls use as they ran last, workspaces not among them."""
+        bounds = [bound for step in self._program(start, stop) for bound in step.order]
+        return {bound.operand.memory for bound in bounds} | {bound.keeper for bound in bounds if bound.keeper}
+
     def why_eager(self, start: int = 0, stop: int | None = None) -> dict[str, str]:
         """Of each layer with calls among these, why not all of them are captured when they run so; "" if they are."""
         reasons = why_eager(self._pieces(start, stop), self.device)
@@ -688,11 +707,15 @@ class Schedule:
             self._steps[index].attributes.update(attributes)
             self._steps[index].varies = True
 
-    def run(self, start: int = 0, stop: int | None = None) -> None:
-        """Run the calls; what they need should have been secured."""
-        stream, scratch = self.device.compute_stream(), workspaces(self.device, self.streams)
+    def run(self, start: int = 0, stop: int | None = None, again: bool = False) -> None:
+        """Run the calls; what they need should have been secured. `again`: as they ran last (`net.settled`)."""
         try:
             with self.device.running():
+                if again:
+                    for piece in self._pieces(start, stop):
+                        piece.run_again()
+                    return
+                stream, scratch = self.device.compute_stream(), workspaces(self.device, self.streams)
                 for piece in self._pieces(start, stop):
                     piece.run(stream, scratch)
         finally:

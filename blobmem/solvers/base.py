@@ -17,6 +17,7 @@ from blobmem.errors import NetError
 from blobmem.net import Net, SharingReport, build_nets, weights
 from blobmem.net.builder import solver_specs
 from blobmem.net.schedule import secure
+from blobmem.net.settled import Settled
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_solver
 from blobmem.solvers import carried, snapshot
@@ -95,6 +96,7 @@ class Solver:
         self._iter = 0
         self._losses: deque[float] = deque(maxlen=max(1, self.param.average_loss))
         self._callbacks = Callbacks()
+        self._settled = Settled()
         self._load_weights()
 
     def _check_fields(self) -> None:
@@ -235,6 +237,28 @@ class Solver:
 
     def _iterate(self) -> None:
         test = self._due(self.param.test_interval) and (self._iter > 0 or self.param.test_initialization)
+        if self._is_settled(test):
+            self._losses.append(self.updater.repeat(self._iter))
+            self._iter += 1
+        else:
+            self._iterate_anew(test)
+            self._settled.end()
+        if self._due(self.param.snapshot) or self._snapshot_asked:
+            self._snapshot_asked = False
+            self.snapshot()
+        for report in self._callbacks.on_iteration:
+            report(self._iter, self._losses[-1])
+
+    def _is_settled(self, test: bool) -> bool:
+        """Whether the coming iteration may be queued as the last one was, with nobody looking at it half-way."""
+        callbacks = self._callbacks
+        if test or self._due(self.param.display) or callbacks.on_start or callbacks.on_gradients_ready:
+            self._settled.forget()
+            return False
+        self._place_updates()
+        return self._settled.holds(self.updater.whole_runs())
+
+    def _iterate_anew(self, test: bool) -> None:
         self._secure(self.test_nets if test else [])
         if test:
             self.test_all()
@@ -255,11 +279,6 @@ class Solver:
                 callback()
             self.updater.run(self._iter)
             self._iter += 1
-        if self._due(self.param.snapshot) or self._snapshot_asked:
-            self._snapshot_asked = False
-            self.snapshot()
-        for report in self._callbacks.on_iteration:
-            report(self._iter, loss)
 
     def _secure(self, tests: list[Net]) -> None:
         """Allocate all that the iteration will use, or nothing: it must not run out of memory half-way."""

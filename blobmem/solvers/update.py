@@ -21,6 +21,7 @@ from blobmem.memory.blob import Blob
 from blobmem.net import Net
 from blobmem.net.build import LearnableParam
 from blobmem.net.schedule import Need, Schedule, secure
+from blobmem.net.settled import Run
 from blobmem.ops.call import Call, call, overwrite, read, read_diff, write
 from blobmem.solvers.policy import LearningRate
 from blobmem.solvers.state import Slot, Slots
@@ -240,6 +241,31 @@ class Updater:
         self._set_attributes(self._schedule, rate, scale, iteration)
         self._schedule.run()
         return rate
+
+    def whole_runs(self) -> list[Run]:
+        """What the coming iteration will run, the net's part too, if it may be as the last one was (`repeat`).
+
+        Nothing where it runs the net more than once, or looks at gradients.
+        """
+        if self.param.iter_size > 1 or self._norm is not None or self.param.debug_info:
+            return []
+        self._follow()
+        runs = self.net.whole_runs()
+        return runs if self.net.updates_in_backward or not runs else [*runs, Run(self._schedule)]
+
+    def repeat(self, iteration: int) -> float:
+        """An iteration as the last one was, all of it; the loss. Only where `net.settled` finds that it may.
+
+        Raises what is raised on the way; the rate has only advanced if nothing is.
+        """
+        early = self.net.updates_in_backward
+        schedule = self.net.compiled()[1] if early else self._schedule
+        self._set_attributes(schedule, self.rate.at(iteration), 1.0, iteration)
+        loss = self.net.repeat()
+        if not early:
+            self._schedule.run(again=True)
+        self.rate.advance(iteration)
+        return loss
 
     def run_in_backward(self, iteration: int, before: Callable[[], float]) -> float:
         """Run the net backward with the updates in it, as `place` has said; `before` and result as for

@@ -36,6 +36,7 @@ layer { name: "scale" type: "Scale" bottom: "sum" top: "scale" }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "scale" bottom: "label" top: "loss" }
 """
 SEVERAL = st.integers(1, 4)  # what is done several times is captured, and replayed
+MANY = st.integers(1, 8)  # steps, of which the later ones ask for no accesses
 WHICH = st.integers(0, 1)  # the train net, or the test net
 
 
@@ -120,7 +121,7 @@ class Mixed(RuleBasedStateMachine):
 
         self.both(act, times)
 
-    @rule(times=SEVERAL)
+    @rule(times=MANY)
     def step(self, times):
         self.both(lambda solver, _: (solver.step(1), solver.smoothed_loss)[1], times)
 

@@ -9,7 +9,8 @@ import random
 from cuda_emulation import EmulatedCuda, EmulatedGraph
 
 from blobmem import SimulatedDevice
-from blobmem.devices.queues import SimulatedStream, Work
+from blobmem.devices.cuda.faults import Faults
+from blobmem.devices.queues import SimulatedEvent, SimulatedStream, Work
 from blobmem.memory import Side
 from blobmem.net.schedule import Step
 
@@ -23,6 +24,13 @@ class Captured:
         self.graph, self.work = graph, work
 
 
+class LateEvent(SimulatedEvent):
+    def synchronize(self):
+        super().synchronize()
+        if self.stream.device.faults is not None:
+            self.stream.device.faults.check()
+
+
 class LateStream(SimulatedStream):
     def __init__(self, device):
         super().__init__(device._lock, device._busy)
@@ -30,7 +38,10 @@ class LateStream(SimulatedStream):
 
     def record(self):
         graph = self.device.graph
-        return super().record() if graph is None else Captured(graph, frozenset(graph.ends[self]))
+        if graph is not None:
+            return Captured(graph, frozenset(graph.ends[self]))
+        with self.lock:
+            return LateEvent(self, self.finished + self.pending)
 
     def wait(self, event):
         graph = self.device.graph
@@ -139,6 +150,11 @@ class _Late:
 
 class LateCuda(_Late, EmulatedCuda):
     """An emulated CUDA device like that; what is captured too."""
+
+    def __init__(self, order="side", **options):
+        super().__init__(order, **options)
+        words = self.fault_words
+        self.faults = Faults(words, words.ctypes.data, lambda: SimulatedDevice.synchronize(self))
 
     def do(self, work):
         if self.recording is None:

@@ -54,6 +54,10 @@ class Arena:
             self._memory = self._last = None
             self.buffers.clear()
 
+    def is_of(self, plan: Plan | None) -> bool:
+        """Whether the last pass was under this plan."""
+        return self._last is plan
+
     def enter(self, plan: Plan) -> bool:
         """A pass under this plan begins: the arrays of other plans have no bytes any more. Whether that is news."""
         if self._last is plan:
