@@ -10,6 +10,7 @@ from blobmem.devices import Device, Pages
 from blobmem.memory import Intent, Side
 from blobmem.memory.blob import Blob
 
+Shape = tuple[int, ...]
 Losses = Sequence[tuple[Blob, float]]
 """Blobs that are losses, with their weights."""
 
@@ -21,6 +22,7 @@ class LossReader:
 
     def __init__(self) -> None:
         self._pages: Pages | None = None
+        self._places: tuple[list[tuple[Shape, np.dtype]], list[np.ndarray]] = [], []
 
     def read(self, device: Device, losses: Losses) -> Callable[[], float]:
         """What gives the sum of the losses times their weights, as they are when this is called, once.
@@ -49,6 +51,9 @@ class LossReader:
         return wait
 
     def _arrays(self, device: Device, losses: Losses) -> list[np.ndarray]:
+        wanted, places = self._places
+        if self._pages is not None and self._pages.pinned and wanted == [(b.shape, b.dtype) for b, _ in losses]:
+            return places
         needed = sum(blob.nbytes for blob, _ in losses)
         if self._pages is None or self._pages.reserved < needed or not self._pages.pinned:
             self._pages = Pages(max(needed, _ROOM), max(needed, _ROOM))
@@ -58,10 +63,13 @@ class LossReader:
             stop = offset + blob.nbytes
             arrays.append(self._pages.bytes(offset, stop).view(blob.dtype).reshape(blob.shape))
             offset = stop
+        self._places = [(blob.shape, blob.dtype) for blob, _ in losses], arrays
         return arrays
 
 
 def _total(arrays: Sequence[np.ndarray], losses: Losses) -> float:
-    return sum(
-        (weight * float(array.sum(dtype=np.float64)) for array, (_, weight) in zip(arrays, losses, strict=True)), 0.0
-    )
+    total = 0.0
+    for array, (_, weight) in zip(arrays, losses, strict=True):
+        # most are one number, of which a sum would take longer
+        total += weight * float(array.item() if array.size == 1 else array.sum(dtype=np.float64))
+    return total
