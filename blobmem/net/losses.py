@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,7 +12,7 @@ from blobmem.devices import Device, Pages
 from blobmem.memory import Intent, Side
 from blobmem.memory.blob import Blob
 
-Shape = tuple[int, ...]
+Places = list[tuple[tuple[int, ...], np.dtype]]
 Losses = Sequence[tuple[Blob, float]]
 """Blobs that are losses, with their weights."""
 
@@ -21,8 +23,8 @@ class LossReader:
     """Reads a net's losses: where a device computes on a stream, into page-locked memory of the host."""
 
     def __init__(self) -> None:
-        self._pages: Pages | None = None
-        self._places: tuple[list[tuple[Shape, np.dtype]], list[np.ndarray]] = [], []
+        # page-locked memory that nobody reads, in arrays for losses of these shapes and dtypes
+        self._free: list[tuple[Places, Pages, list[np.ndarray]]] = []
 
     def read(self, device: Device, losses: Losses) -> Callable[[], float]:
         """What gives the sum of the losses times their weights, as they are when this is called, once.
@@ -38,7 +40,8 @@ class LossReader:
             arrays = [blob.cpu_data() for blob, _ in losses]
             total = _total(arrays, losses) if device.compute else 0.0
             return lambda: total
-        arrays = self._arrays(device, losses)
+        places = [(blob.shape, blob.dtype) for blob, _ in losses]
+        pages, arrays = self._arrays(device, places)
         for array, view in zip(arrays, views, strict=True):
             address = view.memory.access(Side.DEVICE, view.offset, view.nbytes, Intent.READ, stream)
             device.memcpy_dtoh(array, address, stream)
@@ -46,25 +49,28 @@ class LossReader:
 
         def wait() -> float:
             read.synchronize()
-            return _total(arrays, losses)
+            total = _total(arrays, losses)
+            self._free.append((places, pages, arrays))
+            return total
 
         return wait
 
-    def _arrays(self, device: Device, losses: Losses) -> list[np.ndarray]:
-        wanted, places = self._places
-        if self._pages is not None and self._pages.pinned and wanted == [(b.shape, b.dtype) for b, _ in losses]:
-            return places
-        needed = sum(blob.nbytes for blob, _ in losses)
-        if self._pages is None or self._pages.reserved < needed or not self._pages.pinned:
-            self._pages = Pages(max(needed, _ROOM), max(needed, _ROOM))
-            self._pages.pin(device, self._pages.reserved)
-        arrays, offset = [], 0
-        for blob, _ in losses:
-            stop = offset + blob.nbytes
-            arrays.append(self._pages.bytes(offset, stop).view(blob.dtype).reshape(blob.shape))
-            offset = stop
-        self._places = [(blob.shape, blob.dtype) for blob, _ in losses], arrays
-        return arrays
+    def _arrays(self, device: Device, places: Places) -> tuple[Pages, list[np.ndarray]]:
+        while self._free:
+            free, pages, arrays = self._free.pop()
+            if free == places:
+                return pages, arrays
+        # for two passes, of which one may begin before the other's losses are read
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in 2 * places]
+        nbytes = max(sum(sizes), _ROOM)
+        pages = Pages(nbytes, nbytes)
+        pages.pin(device, pages.reserved)
+        arrays = [
+            pages.bytes(stop - size, stop).view(dtype).reshape(shape)
+            for size, stop, (shape, dtype) in zip(sizes, itertools.accumulate(sizes), 2 * places, strict=True)
+        ]
+        self._free.append((places, pages, arrays[len(places) :]))
+        return pages, arrays[: len(places)]
 
 
 def _total(arrays: Sequence[np.ndarray], losses: Losses) -> float:

@@ -20,6 +20,7 @@ from blobmem.memory.blob import Blob, moves
 from blobmem.memory.slot import Slot
 from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
+from blobmem.net.begun import Begun
 from blobmem.net.build import Node, check_device, resize, uncollected, wire
 from blobmem.net.compilation import Compilation, of_layer, shapes_of
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
@@ -380,33 +381,20 @@ class Net(Access, Placement, Compilation):
         else:
             self._run(span, False, range(first, last + 1))
 
-    def _start(self, span: Span, first: int, last: int, run: Callable[[], None]) -> Callable[[], float]:
+    def _start(self, span: Span, first: int, last: int, run: Callable[[], None]) -> Begun:
         """What `run` does of a pass, as a new one; see `start_forward`."""
         self.state.iteration += 1
         # another try takes the same records and makes the same random draws
         carried = [(layer, layer.state_dict()) for layer in self._rewound[first : last + 1] if layer is not None]
-        with self._taken_back(carried, span):
+        begun = Begun(self, carried, span)
+        try:
             run()
             losses = [loss for node in self.nodes[first : last + 1] for loss in node.losses]
-            read = self._loss_reader.read(self.device, losses)
-
-        def loss() -> float:
-            with self._taken_back(carried, span):
-                return read()
-
-        return loss
-
-    @contextlib.contextmanager
-    def _taken_back(self, carried: Sequence[tuple[Layer, dict[str, Any]]], span: Span) -> Iterator[None]:
-        """Take a forward pass back if something is raised: what layers carry is as it was."""
-        try:
-            yield
+            begun.read = self._loss_reader.read(self.device, losses)
         except BaseException:
-            self.state.iteration -= 1
-            for layer, state in carried:
-                layer.load_state_dict(state)
-            self.group.claim(self.identity.unfinished, span.written)
+            begun.take_back()
             raise
+        return begun
 
     def _run_in_parts(self, first: int, last: int, dynamic: Sequence[int]) -> None:
         """Run forward, giving what follows a dynamic layer its shapes once these are known."""
@@ -494,22 +482,25 @@ class Net(Access, Placement, Compilation):
             raise
         return loss
 
-    def repeat(self) -> float:
-        """Run the whole net forward and backward, with the updates that it was given, as it ran last; the loss.
+    def repeat(self, late: bool) -> Begun:
+        """Run the whole net forward and backward, with the updates that it was given, as it ran last; the pass.
 
         Only where `settled` finds that it may. Raises what is raised on the way, as `run_forward` and
-        `backward_and_update` do.
+        `backward_and_update` do. With `late` nobody has waited for the loss when updates are queued.
         """
         with self.group.lock:
             forward, backward = (self._span(way, 0, len(self.nodes) - 1) for way in (False, True))
-            loss = self._start(
+            begun = self._start(
                 forward, 0, len(self.nodes) - 1, lambda: forward.schedule.run(forward.start, forward.stop, again=True)
             )
+            before = (lambda: 0.0) if late else begun
             with self._unfinished(backward):
                 if self._updates is not None:
-                    return self._run_updating(backward.schedule, loss, again=True)
-                backward.schedule.run(backward.start, backward.stop, again=True)
-            return loss()
+                    self._run_updating(backward.schedule, before, again=True)
+                else:
+                    backward.schedule.run(backward.start, backward.stop, again=True)
+                    before()
+            return begun
 
     @contextlib.contextmanager
     def _going_backward(self, last: int, first: int) -> Iterator[Span]:

@@ -692,10 +692,11 @@ class Schedule:
             self._moves = now
         return self._needs
 
-    def set_attributes(self, calls: range, attributes: dict[str, Any]) -> None:
-        """The attributes that these calls run with from now on. Their workspace must not depend on them.
+    def set_attributes(self, calls: range, attributes: dict[str, Any], first: dict[str, Any] | None = None) -> None:
+        """The attributes that these calls run with from now on; what runs first for them, those of `first`, too.
 
-        ValueError for a part of calls that were fused since they had the same ones.
+        Their workspace must not depend on them. ValueError for a part of calls that were fused since they had the
+        same ones.
         """
         for at in {self._run_of[index] for index in calls if index in self._run_of}:
             stop, step = self._fused[at]
@@ -706,15 +707,22 @@ class Schedule:
         for index in calls:
             self._steps[index].attributes.update(attributes)
             self._steps[index].varies = True
+        if first:
+            self._steps[calls.start].attributes.update(first)
+            if calls.start in self._run_of:
+                self._fused[self._run_of[calls.start]][1].attributes.update(first)
 
     def run(self, start: int = 0, stop: int | None = None, again: bool = False) -> None:
-        """Run the calls; what they need should have been secured. `again`: as they ran last (`net.settled`)."""
+        """Run the calls; what they need should have been secured.
+
+        `again`: as they ran last (`net.settled`), while somebody holds `device.running()`.
+        """
         try:
+            if again:
+                for piece in self._pieces(start, stop):
+                    piece.run_again()
+                return
             with self.device.running():
-                if again:
-                    for piece in self._pieces(start, stop):
-                        piece.run_again()
-                    return
                 stream, scratch = self.device.compute_stream(), workspaces(self.device, self.streams)
                 for piece in self._pieces(start, stop):
                     piece.run(stream, scratch)

@@ -8,13 +8,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 
 from blobmem import devices
 from blobmem.errors import NetError
 from blobmem.net import Net, SharingReport, build_nets, weights
+from blobmem.net.begun import Begun
 from blobmem.net.builder import solver_specs
 from blobmem.net.schedule import secure
 from blobmem.net.settled import Settled
@@ -97,6 +98,7 @@ class Solver:
         self._losses: deque[float] = deque(maxlen=max(1, self.param.average_loss))
         self._callbacks = Callbacks()
         self._settled = Settled()
+        self._late: list[tuple[int, int, Begun]] = []  # of iterations whose losses are open: number, step of the rate
         self._load_weights()
 
     def _check_fields(self) -> None:
@@ -231,23 +233,58 @@ class Solver:
 
     def _run(self, iterations: int) -> None:
         stop = self._iter + iterations
-        while self._iter < stop and not self.stopped:
-            with self.net.group.lock:
-                self._iterate()
+        try:
+            while self._iter < stop and not self.stopped:
+                with self.net.group.lock:
+                    self._iterate()
+        finally:
+            self._catch_up()
 
     def _iterate(self) -> None:
         test = self._due(self.param.test_interval) and (self._iter > 0 or self.param.test_initialization)
         if self._is_settled(test):
-            self._losses.append(self.updater.repeat(self._iter))
+            late = self.updater.may_wait
+            coming = self._iter, self.updater.rate.current_step
+            self._late.append((*coming, self.updater.repeat(self._iter, late)))
             self._iter += 1
+            # a GPU has work meanwhile, and a host that was held up for a while is not late for the next iteration
+            self._catch_up(most=1)
         else:
+            self._catch_up()
             self._iterate_anew(test)
             self._settled.end()
         if self._due(self.param.snapshot) or self._snapshot_asked:
+            self._catch_up()
             self._snapshot_asked = False
             self.snapshot()
         for report in self._callbacks.on_iteration:
+            self._catch_up()
             report(self._iter, self._losses[-1])
+
+    def _catch_up(self, most: int = 0) -> None:
+        """Wait for losses until no more are open than that many.
+
+        Where a bad value was found, neither that iteration nor any after it has updated anything: they are taken back.
+        """
+        while len(self._late) > most:
+            loss = self._late[0][-1].wait()
+            left_out = self.updater.left_out()
+            if left_out:
+                self._take_back(left_out)
+            self._late.pop(0)
+            self._losses.append(loss)
+
+    def _take_back(self, count: int) -> NoReturn:
+        """Take back so many of the last iterations, and raise what was found in the first of them."""
+        late, self._late = self._late, []
+        self._losses.extend(begun.wait() for *_, begun in late[:-count])
+        for self._iter, self.updater.rate.current_step, begun in reversed(late[-count:]):
+            begun.take_back()
+        self.net.device.synchronize()
+        raise NetError(
+            f"{self.net.identity}: iteration {self._iter} was left out, as another thread was told of a bad value that "
+            "was found on this device meanwhile: run it again"
+        )
 
     def _is_settled(self, test: bool) -> bool:
         """Whether the coming iteration may be queued as the last one was, with nobody looking at it half-way."""

@@ -6,6 +6,8 @@ the rest (clipping, iter_size, multipliers, what a solverstate holds) is the sam
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,16 +15,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from blobmem.devices import Device
+from blobmem.devices import Device, Pages
 from blobmem.dtypes import FIRST_SCALE, exact, is_half
 from blobmem.errors import NetError
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.net import Net
+from blobmem.net.begun import Begun
 from blobmem.net.build import LearnableParam
 from blobmem.net.schedule import Need, Schedule, secure
 from blobmem.net.settled import Run
 from blobmem.ops.call import Call, call, overwrite, read, read_diff, write
+from blobmem.ops.registry import table
 from blobmem.solvers.policy import LearningRate
 from blobmem.solvers.state import Slot, Slots
 
@@ -74,6 +78,7 @@ class Updater:
             self.scaling = Blob((4,), dtype=np.float32, device=self.device, name="loss scale")
         net.scale_losses(self.scaling)
         self._norm: _Norm | None = None
+        self._left_out = _Count()
         self._placed: tuple[weakref.ref[Schedule], list[tuple[LearnableParam, range]]] | None = None
         self._compile()
 
@@ -253,19 +258,42 @@ class Updater:
         runs = self.net.whole_runs()
         return runs if self.net.updates_in_backward or not runs else [*runs, Run(self._schedule)]
 
-    def repeat(self, iteration: int) -> float:
-        """An iteration as the last one was, all of it; the loss. Only where `net.settled` finds that it may.
+    def repeat(self, iteration: int, late: bool = False) -> Begun:
+        """An iteration as the last one was, all of it; its pass. Only where `net.settled` finds that it may.
 
-        Raises what is raised on the way; the rate has only advanced if nothing is.
+        With `late` (where it `may_wait`) nobody has waited for the loss when this returns; where a bad value was found
+        before the update, that is left out, and counted (`left_out`). Else raises what is raised on the way; the rate
+        has only advanced if nothing is.
         """
         early = self.net.updates_in_backward
         schedule = self.net.compiled()[1] if early else self._schedule
-        self._set_attributes(schedule, self.rate.at(iteration), 1.0, iteration)
-        loss = self.net.repeat()
-        if not early:
-            self._schedule.run(again=True)
+        self._set_attributes(schedule, self.rate.at(iteration), 1.0, iteration, late)
+        with self.device.running():
+            begun = self.net.repeat(late)
+            if not early:
+                self._schedule.run(again=True)
         self.rate.advance(iteration)
-        return loss
+        return begun
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the device itself leaves an update out where it found a bad value before."""
+        found = table(self.device.family).get(self.op)
+        if self.scaling is not None or found is None or not _leaves_out(found.fn):
+            return False
+        return self._left_out.is_seen_by(self.device)
+
+    def left_out(self) -> int | None:
+        """How many of the last updates were left out since this was last asked, once all that is queued has ended.
+
+        None, and nobody waits, if none can have been.
+        """
+        faults, count = self.device.faults, self._left_out
+        if not faults.found and not count.has_moved:
+            return None
+        with faults.left():
+            self.device.synchronize()
+        return count.moved()
 
     def run_in_backward(self, iteration: int, before: Callable[[], float]) -> float:
         """Run the net backward with the updates in it, as `place` has said; `before` and result as for
@@ -277,11 +305,16 @@ class Updater:
         self._set_attributes(self.net.compiled()[1], self.rate.at(iteration), 1.0, iteration)
         return self.net.backward_and_update(before)
 
-    def _set_attributes(self, schedule: Schedule, rate: float, scale: float, iteration: int) -> None:
+    def _set_attributes(
+        self, schedule: Schedule, rate: float, scale: float, iteration: int, late: bool = False
+    ) -> None:
         if self._placed is None or self._placed[0]() is not schedule:
             self._placed = weakref.ref(schedule), self._alike(schedule.calls)
+        guard = {"unless_wrong": int(late)} if self.may_wait else {}
+        first = {"unless_wrong": self._left_out.address} if late else {}
         for entry, calls in self._placed[1]:
-            schedule.set_attributes(calls, self.attributes(entry, rate, scale, iteration))
+            schedule.set_attributes(calls, self.attributes(entry, rate, scale, iteration) | guard, first)
+            first = {}
 
     def _alike(self, calls: Sequence[Call]) -> list[tuple[LearnableParam, range]]:
         """Where updates with the same attributes stand together, and a parameter that has these."""
@@ -374,6 +407,38 @@ class Updater:
             else:
                 blob.data_view.memory.clear(blob.data_view.offset, blob.data_view.nbytes)
         self._compile()
+
+
+class _Count:
+    """A number in page-locked memory of the host, to which a device adds."""
+
+    def __init__(self) -> None:
+        self._pages = Pages(8, 8)
+        self._number = self._pages.bytes(0, 8).view(np.int64)
+        self._known = 0
+        self._device: Device | None = None
+        self.address = self._number.ctypes.data
+
+    def is_seen_by(self, device: Device) -> bool:
+        """Whether the device can add to it."""
+        if device is not self._device:
+            self._device = device
+            self._pages.pin(device, 8)
+        return self._pages.pinned > 0
+
+    @property
+    def has_moved(self) -> bool:
+        return int(self._number[0]) != self._known
+
+    def moved(self) -> int:
+        """By how much, since this was asked last."""
+        known, self._known = self._known, int(self._number[0])
+        return self._known - known
+
+
+@functools.cache
+def _leaves_out(op: Callable[..., None]) -> bool:
+    return "unless_wrong" in inspect.signature(op).parameters
 
 
 def is_untouched(blob: Blob) -> bool:

@@ -9,12 +9,15 @@ from cuda_devices import EXACT_GPU, needs_compiler
 from late_streams import ORDERS, LateCuda
 
 import blobmem
+from blobmem.data.writer import new_database
 from blobmem.errors import NetError
 from blobmem.memory import SyncedMemory
 from blobmem.net import captured
+from blobmem.net.begun import Begun
 from blobmem.net.settled import Settled
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
+from blobmem.solvers import Solver
 from blobmem.solvers.update import Updater
 
 NET = """
@@ -59,10 +62,10 @@ def repeated():
     """The numbers of iterations that were queued as the ones before."""
     found, repeat = [], Updater.repeat
 
-    def noted(self, iteration):
-        loss = repeat(self, iteration)
+    def noted(self, iteration, late=False):
+        begun = repeat(self, iteration, late)
         found.append(iteration)
-        return loss
+        return begun
 
     with mock.patch.object(Updater, "repeat", noted):
         yield found
@@ -239,20 +242,116 @@ def test_a_bad_label_is_raised_before_any_update_and_takes_the_pass_back(device,
         other = made(device, memory)
         other.step(11)
     assert params_of(solver) == params_of(other) != before
-    solver.step(4)
+    solver.step(12)
     iteration, count = solver.net.state.iteration, len(repeated)
     device.synchronize()
     device.memcpy_htod(address, np.full(3, 7, np.float32))  # where nobody sees that it is written
     with pytest.raises(NetError, match="label"):
-        solver.step(1)
-    assert (solver.iter, solver.net.state.iteration, len(repeated)) == (15, iteration, count)
-    other.step(4)
+        solver.step(2)
+    assert (solver.iter, solver.net.state.iteration, len(repeated)) == (23, iteration, count + 2)
+    other.step(12)
     assert params_of(solver) == params_of(other)
     device.synchronize()
     device.memcpy_htod(address, good)
     for one in (solver, other):
         one.step(4)
     assert params_of(solver) == params_of(other)
+
+
+FED = NET.replace(
+    'type: "Input" top: "data" top: "label" include { phase: TRAIN }\n'
+    "  input_param { shape { dim: 3 dim: 2 dim: 4 dim: 4 } shape { dim: 3 } }",
+    'type: "Data" top: "data" top: "label" include { phase: TRAIN } transform_param { scale: 0.01 }\n'
+    '  data_param { source: "SOURCE" batch_size: 3 backend: LMDB }',
+)
+
+
+def fed(device, memory, folder, bad):
+    """A solver fed from 40 records, of which one has a label of no class."""
+    rng = np.random.default_rng(1)
+    if not (folder / "lmdb").exists():
+        with new_database(folder / "lmdb") as writer:
+            for index in range(40):
+                data = rng.integers(0, 256, (2, 4, 4), np.uint8).tobytes()
+                label = 9 if index == bad else int(rng.integers(4))
+                datum = caffe_pb2.Datum(channels=2, height=4, width=4, data=data, label=label)
+                writer.put(b"%04d" % index, datum.SerializeToString())
+    with mock.patch(f"{__name__}.NET", FED.replace("SOURCE", str(folder / "lmdb"))):
+        return made(device, memory)
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_a_bad_record_is_raised_one_iteration_late_and_nothing_of_it_stays(device, repeated, memory, tmp_path):
+    """Record 31 is of iteration 10; the one after it has been queued by then, and is taken back too."""
+    solver, other = fed(device, memory, tmp_path, 31), fed(device, memory, tmp_path, 31)
+    open_losses, catch_up = [], Solver._catch_up
+
+    def noted(self, most=0):
+        open_losses.append(len(self._late))
+        catch_up(self, most)
+
+    with mock.patch.object(Solver, "_catch_up", noted), pytest.raises(NetError, match="label 9"):
+        solver.step(20)
+    assert repeated[-1] in (10, 11) and max(open_losses) == 2  # a device may find it before it is asked for the last
+    with never(), pytest.raises(NetError, match="label 9"):
+        other.step(20)
+    for one in (solver, other):
+        assert (one.iter, one.net.layers[0].position, one.net.state.iteration) == (10, 30, 10)
+    assert params_of(solver) == params_of(other) and solver.smoothed_loss == other.smoothed_loss
+    for one in (solver, other):
+        one.net.layers[0].position = 33
+        one.step(3)
+    assert params_of(solver) == params_of(other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("memory", MEMORY)
+def test_an_iteration_left_out_for_what_another_thread_was_told_is_not_lost(memory, repeated, tmp_path):
+    with mock.patch.multiple(captured, LEAST=1, _RUNS=1):
+        device = LateCuda()
+        solver, other = fed(device, memory, tmp_path, 31), fed(device, memory, tmp_path, 31)
+        read = Begun.wait
+
+        def told_elsewhere(self):
+            loss = read(self)
+            if device.faults.found:  # whoever waits for the device is told
+                with pytest.raises(NetError, match="label 9"):
+                    device.synchronize()
+            return loss
+
+        with mock.patch.object(Begun, "wait", told_elsewhere), pytest.raises(NetError, match="another thread"):
+            solver.step(20)
+        other.step(10)
+        assert (solver.iter, solver.net.layers[0].position) == (10, 30)
+        assert params_of(solver) == params_of(other)
+
+
+def test_an_interruption_leaves_no_loss_behind(device, repeated):
+    solver, other = made(device), made(device)
+    solver.step(8)
+    wait, count = Begun.wait, []
+
+    def interrupted(self):
+        count.append(1)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return wait(self)
+
+    with mock.patch.object(Begun, "wait", interrupted), pytest.raises(KeyboardInterrupt):
+        solver.step(10)
+    assert not solver._late and repeated[-1] == solver.iter - 1
+    solver.step(3)
+    with never():
+        other.step(solver.iter)
+    assert params_of(solver) == params_of(other) and solver.smoothed_loss == other.smoothed_loss
+
+
+def test_a_callback_has_the_loss_of_its_iteration(device, repeated):
+    solver, found = made(device), []
+    solver.add_callback(on_iteration=lambda number, loss: found.append((number, loss, solver.smoothed_loss)))
+    solver.step(9)
+    assert [number for number, _, _ in found] == [*range(1, 10)] and len(repeated) > 3
+    assert all(loss == smoothed for _, loss, smoothed in found)
 
 
 def test_states_that_never_stay_are_looked_at_ever_less(device):

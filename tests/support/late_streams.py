@@ -6,7 +6,7 @@ A step that is not ordered after another one whose bytes it uses then finds wron
 
 import random
 
-from cuda_emulation import EmulatedCuda, EmulatedGraph
+from cuda_emulation import EmulatedCuda, EmulatedGraph, EmulatedLink
 
 from blobmem import SimulatedDevice
 from blobmem.devices.cuda.faults import Faults
@@ -148,6 +148,14 @@ class _Late:
                 side.finish()
 
 
+class LateLink(EmulatedLink):
+    """Sends once what was queued before has been done."""
+
+    def send(self, target, source):
+        SimulatedDevice.synchronize(self.device)
+        return super().send(target, source)
+
+
 class LateCuda(_Late, EmulatedCuda):
     """An emulated CUDA device like that; what is captured too."""
 
@@ -155,6 +163,13 @@ class LateCuda(_Late, EmulatedCuda):
         super().__init__(order, **options)
         words = self.fault_words
         self.faults = Faults(words, words.ctypes.data, lambda: SimulatedDevice.synchronize(self))
+        self._link = LateLink(self)
+
+    def pin(self, address, nbytes):
+        return True
+
+    def unpin(self, address):
+        pass
 
     def do(self, work):
         if self.recording is None:

@@ -56,6 +56,11 @@ class Faults:
                     code = self._codes[key] = len(self._makes)
         return code
 
+    @property
+    def found(self) -> bool:
+        """Whether there is one that nobody has been told of."""
+        return bool(self.words[0])
+
     @contextlib.contextmanager
     def left(self) -> Iterator[None]:
         """Leave what kernels found to others, meanwhile: in a finalizer, where nobody would hear of it."""

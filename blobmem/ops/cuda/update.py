@@ -7,7 +7,9 @@ from its parameter alone.
 
 A parameter of halves has a master of float32 as one more array, which takes data's part; data becomes its rounding, and
 where data is no longer that, the master begins with data. With `scaled` each has, as its last array, the scale of the
-losses (`next_scale`), by which diff is divided; where a gradient was found that is no number, nothing happens.
+losses (`next_scale`), by which diff is divided; where a gradient was found that is no number, nothing happens. With
+`unless_wrong` nothing happens while a bad value that a kernel has found waits to be raised; if that is the address of
+an int64 in page-locked memory of the host, 1 is then added there (GUARDED is none).
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from blobmem.devices.cuda.sources import TABLE
 from blobmem.dtypes import is_half
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.registry import op
+
+GUARDED = 1
 
 _KERNELS = Kernels("update")
 _CHUNK = 16 * THREADS  # elements for a block; of `sumsq`, a multiple of it
@@ -61,60 +65,69 @@ def _tables(width: int, chunk: int, sizes: tuple[int, ...], addresses: tuple[int
 
 
 def _update(kernel: str, histories: int, arrays: Sequence[CudaArray], regularization: str, scaled: bool,
-            *numbers: float) -> None:  # fmt: skip
+            unless_wrong: int, *numbers: float) -> None:  # fmt: skip
     """Run a kernel over all elements of the arrays, those of a parameter being gradient, data, histories and so on."""
     width, scaling = 2 + histories + is_half(arrays[0].dtype), None
+    fault = arrays[0].device.faults.address if unless_wrong else None
     if scaled:
         scaling = arrays[width]
         arrays = [array for at, array in enumerate(arrays) if at % (width + 1) < width]
+    left_out = unless_wrong if unless_wrong != GUARDED else None
     for blocks, table, count in _launches(width, arrays):
-        given = table, count, _CHUNK, regularization == "L1", scaling
+        given = table, count, _CHUNK, regularization == "L1", scaling, fault, left_out
         _KERNELS.run(arrays[0], kernel, blocks, THREADS, *given, *numbers)
+        left_out = None
 
 
 @op(family="cuda")
 def sgd_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-               momentum: float, scaled: bool = False) -> None:  # fmt: skip
+               momentum: float, scaled: bool = False,
+               unless_wrong: int = 0) -> None:  # fmt: skip
     """history = momentum * history + rate * g; data -= history."""
-    _update("sgd", 1, arrays, regularization, scaled, decay, scale, rate, momentum)
+    _update("sgd", 1, arrays, regularization, scaled, unless_wrong, decay, scale, rate, momentum)
 
 
 @op(family="cuda")
 def nesterov_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                    momentum: float, scaled: bool = False) -> None:  # fmt: skip
+                    momentum: float, scaled: bool = False,
+                    unless_wrong: int = 0) -> None:  # fmt: skip
     """As `sgd_update`, but data -= (1 + momentum) * history - momentum * old history (Nesterov 1983)."""
-    _update("nesterov", 1, arrays, regularization, scaled, decay, scale, rate, momentum)
+    _update("nesterov", 1, arrays, regularization, scaled, unless_wrong, decay, scale, rate, momentum)
 
 
 @op(family="cuda")
 def adagrad_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                   delta: float, scaled: bool = False) -> None:  # fmt: skip
+                   delta: float, scaled: bool = False,
+                   unless_wrong: int = 0) -> None:  # fmt: skip
     """history += g^2; data -= rate * g / (sqrt(history) + delta) (Duchi et al. 2011)."""
-    _update("adagrad", 1, arrays, regularization, scaled, decay, scale, rate, delta)
+    _update("adagrad", 1, arrays, regularization, scaled, unless_wrong, decay, scale, rate, delta)
 
 
 @op(family="cuda")
 def rmsprop_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                   rms_decay: float, delta: float, scaled: bool = False) -> None:  # fmt: skip
+                   rms_decay: float, delta: float, scaled: bool = False,
+                   unless_wrong: int = 0) -> None:  # fmt: skip
     """history = rms_decay * history + (1 - rms_decay) * g^2; data -= rate * g / (sqrt(history) + delta) (Tieleman and
     Hinton 2012)."""
-    _update("rmsprop", 1, arrays, regularization, scaled, decay, scale, rate, rms_decay, delta)
+    _update("rmsprop", 1, arrays, regularization, scaled, unless_wrong, decay, scale, rate, rms_decay, delta)
 
 
 @op(family="cuda")
 def adadelta_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                    momentum: float, delta: float, scaled: bool = False) -> None:  # fmt: skip
+                    momentum: float, delta: float, scaled: bool = False,
+                    unless_wrong: int = 0) -> None:  # fmt: skip
     """gradients = momentum * gradients + (1 - momentum) * g^2; u = g * sqrt((updates + delta) / (gradients + delta));
     updates = momentum * updates + (1 - momentum) * u^2; data -= rate * u (Zeiler 2012)."""
-    _update("adadelta", 2, arrays, regularization, scaled, decay, scale, rate, momentum, delta)
+    _update("adadelta", 2, arrays, regularization, scaled, unless_wrong, decay, scale, rate, momentum, delta)
 
 
 @op(family="cuda")
 def adam_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
-                momentum: float, momentum2: float, delta: float, scaled: bool = False) -> None:  # fmt: skip
+                momentum: float, momentum2: float, delta: float, scaled: bool = False,
+                unless_wrong: int = 0) -> None:  # fmt: skip
     """first = momentum * first + (1 - momentum) * g; second = momentum2 * second + (1 - momentum2) * g^2;
     data -= rate * first / (sqrt(second) + delta) (Kingma and Ba 2015; the rate has the correction in it)."""
-    _update("adam", 2, arrays, regularization, scaled, decay, scale, rate, momentum, momentum2, delta)
+    _update("adam", 2, arrays, regularization, scaled, unless_wrong, decay, scale, rate, momentum, momentum2, delta)
 
 
 def _chunk(arrays: Sequence[Any]) -> int:
