@@ -134,10 +134,9 @@ class _Twin:
 
     def _BatchNorm(self, node: Any) -> fx.Node:
         options = node.layer.param.batch_norm_param
-        if node.layer.name not in self.norms.values():
-            raise ValueError(f"layer '{node.layer.name}': a BatchNorm without a Scale with bias has no twin here")
-        channels = node.bottom[0].shape[1]
-        return self._module(node, nn.BatchNorm2d(channels, options.eps, 1 - options.moving_average_fraction))
+        channels, scaled = node.bottom[0].shape[1], node.layer.name in self.norms.values()
+        momentum = 1 - options.moving_average_fraction
+        return self._module(node, nn.BatchNorm2d(channels, options.eps, momentum, affine=scaled))
 
     def _Scale(self, node: Any) -> fx.Node:
         if node.layer.name not in self.norms:

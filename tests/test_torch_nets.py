@@ -27,7 +27,7 @@ def outputs(model, batch, seed=3):
     return net.blobs[net.outputs[0]].cpu_data(), theirs
 
 
-@pytest.mark.parametrize("model", ["lenet", "caffenet", "googlenet", "inception_v3"])
+@pytest.mark.parametrize("model", ["lenet", "caffenet", "googlenet", "inception_v3", "resnet50_v2"])
 def test_the_twin_of_a_deploy_net_gives_its_outputs(model):
     ours, theirs = outputs(model, 2)
     np.testing.assert_allclose(theirs, ours, rtol=2e-3, atol=1e-6)

@@ -9,11 +9,12 @@ from .alexnet import alexnet, caffenet
 from .googlenet import googlenet
 from .inception_v3 import inception_v3
 from .resnet50 import resnet50
+from .resnet50_v2 import resnet50_v2
 from .resnet1001 import resnet1001
 from .squeezenet import squeezenet
 from .vgg16 import vgg16
 
-NETS = (alexnet, caffenet, googlenet, inception_v3, resnet50, resnet1001, squeezenet, vgg16)
+NETS = (alexnet, caffenet, googlenet, inception_v3, resnet50, resnet50_v2, resnet1001, squeezenet, vgg16)
 
 
 def main() -> None:

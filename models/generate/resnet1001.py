@@ -20,7 +20,7 @@ def resnet1001(deploy: bool) -> Net:
         for index in range(1, (DEPTH - 2) // 9 + 1):
             stride = 2 if index == 1 and stage > 1 else 1
             blob = _block(net, f"res{stage}_{index}", blob, channels, stride, project=index == 1)
-    blob = _activation(net, "last", "", blob)
+    blob = net.activation("last", "", blob)
     net.head(net.fc("fc10", net.pool("pool", blob, AVE), 10, weight=MSRA), top5=False)
     return net
 
@@ -35,15 +35,9 @@ def _block(net: Net, block: str, bottom: str, channels: int, stride: int, projec
         name = f"{block}_{part}"
         return net.conv(name, source, outputs, kernel, stride=stride, pad=kernel // 2, weight=MSRA, bias=None)
 
-    blob = _activation(net, block, "1", bottom, top=None if project else f"{block}_bn1")
+    blob = net.activation(block, "1", bottom, top=None if project else f"{block}_bn1")
     shortcut = conv("shortcut", blob, 4 * channels, 1, stride) if project else bottom
     blob = conv("conv1", blob, channels, 1, stride)
-    blob = conv("conv2", _activation(net, block, "2", blob), channels, 3)
-    blob = conv("conv3", _activation(net, block, "3", blob), 4 * channels, 1)
+    blob = conv("conv2", net.activation(block, "2", blob), channels, 3)
+    blob = conv("conv3", net.activation(block, "3", blob), 4 * channels, 1)
     return net.layer(block, "Eltwise", [shortcut, blob], block)
-
-
-def _activation(net: Net, block: str, part: str, bottom: str, top: str | None = None) -> str:
-    """Batch norm, scale and rectifier; in place, or with another `top` where somebody else reads the bottom."""
-    blob = net.batch_norm(f"{block}_bn{part}", f"{block}_scale{part}", bottom, top=top)
-    return net.relu(f"{block}_relu{part}", blob)

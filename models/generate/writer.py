@@ -17,7 +17,7 @@ class Word(str):
     """The name of an enum value: written without quotes."""
 
 
-MAX, AVE = Word("MAX"), Word("AVE")
+MAX, AVE, FLOOR = Word("MAX"), Word("AVE"), Word("FLOOR")
 TRAIN, TEST = Word("TRAIN"), Word("TEST")
 IMAGENET = ("ilsvrc12_train_lmdb", "ilsvrc12_val_lmdb")
 IMAGENET_MEAN = (104, 117, 123)  # blue, green, red, in the order in which Caffe's databases hold them
@@ -203,13 +203,15 @@ class Net:
         *,
         stride: int = 1,
         pad: int = 0,
+        floor: bool = False,
         phase: Word | None = None,
     ) -> str:
-        """A pooling; without `kernel` over the whole plane."""
+        """A pooling; without `kernel` over the whole plane, with `floor` only of windows that fit into it."""
         param: dict[str, Any] = {"pool": method}
         param |= {"global_pooling": True} if kernel is None else {"kernel_size": kernel}
         param |= {"stride": stride} if stride > 1 else {}
         param |= {"pad": pad} if pad else {}
+        param |= {"round_mode": FLOOR} if floor else {}
         return self.layer(name, "Pooling", bottom, name, include=_only(phase), pooling_param=param)
 
     def relu(self, name: str, blob: str, phase: Word | None = None) -> str:
@@ -241,6 +243,11 @@ class Net:
         param = None if eps is None else {"eps": eps}
         blob = self.layer(norm, "BatchNorm", bottom, top or bottom, include=_only(phase), batch_norm_param=param)
         return self.layer(scale, "Scale", blob, blob, include=_only(phase), scale_param={"bias_term": True})
+
+    def activation(self, block: str, part: str, bottom: str, top: str | None = None) -> str:
+        """Batch norm, scale and rectifier; in place, or with another `top` where somebody else reads the bottom."""
+        blob = self.batch_norm(f"{block}_bn{part}", f"{block}_scale{part}", bottom, top=top)
+        return self.relu(f"{block}_relu{part}", blob)
 
     def concat(self, name: str, bottoms: Sequence[str]) -> str:
         """Along the channels."""

@@ -38,6 +38,8 @@ ZOO = {
     "vgg16": Model((3, 224, 224), 64, 50, 138_357_544),
     # 25,557,032 is the number usually given; conv1 has a bias in the authors' files, which most ports leave out
     "resnet50": Model((3, 224, 224), 32, 25, 25_557_032 + 64),
+    # MXNet's table has 25,595,060: 45,568 statistics of batch norm besides, and 12 values of that of the images
+    "resnet50_v2": Model((3, 224, 224), 32, 25, 25_595_060 - 45_568 - 12),
     # the paper's 10.2 million are those of the convolutions and fc10; the rest are scales and offsets behind batch norm
     "resnet1001": Model((3, 32, 32), 64, 50, 10_178_490 + 149_216, classes=10, test_images=10_000),
     "squeezenet": Model((3, 227, 227), 32, 25, 1_235_496),
@@ -75,6 +77,8 @@ def pooling(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
     if param.global_pooling:
         return (batch, channels, 1, 1), 0
     k, s, p = param.kernel_size, param.stride, param.pad
+    if param.round_mode:  # FLOOR
+        return (batch, channels, *((size + 2 * p - k) // s + 1 for size in plane)), 0
     out = [math.ceil((size + 2 * p - k) / s) + 1 for size in plane]
     if p:
         out = [o - ((o - 1) * s >= size + p) for o, size in zip(out, plane, strict=True)]
@@ -240,12 +244,14 @@ def test_readme_gives_paper_input_and_parameters(name: str) -> None:
     assert f"{ZOO[name].parameters:,}" in text
 
 
-def test_resnet1001_activates_before_each_convolution() -> None:
-    """The paper's net: 1,000 convolutions in a row and fc10, 3 projections beside them, and sums that nothing touches."""
-    wrote: dict[str, str] = {"data": "ReLU"}  # blob -> the type of the layer that wrote it last
+@pytest.mark.parametrize(("name", "depths"), [("resnet1001", [111, 111, 111]), ("resnet50_v2", [3, 4, 6, 3])])
+def test_nets_of_2016_activate_before_each_convolution(name: str, depths: list[int]) -> None:
+    """conv1, three convolutions a block, a projection beside them in the first of a stage, and sums that nothing
+    touches."""
+    wrote: dict[str, str] = {"data": "ReLU", "bn_data": "ReLU"}  # blob -> the type of the layer that wrote it last
     shortcuts = []
     convolutions = 0
-    for layer in zoo_net("resnet1001", "deploy").layer:
+    for layer in zoo_net(name, "deploy").layer:
         found = [wrote.get(bottom, "") for bottom in layer.bottom]
         if layer.type == "Convolution":
             convolutions += 1
@@ -253,10 +259,10 @@ def test_resnet1001_activates_before_each_convolution() -> None:
         elif layer.type == "Eltwise":
             assert found[1] == "Convolution", layer.name
             shortcuts.append(found[0])
-        if layer.type != "Input":
+        if layer.top[0] not in ("data", "bn_data"):
             wrote[layer.top[0]] = layer.type
-    assert convolutions == 1000 + 3
-    assert shortcuts == 3 * ["Convolution", *110 * ["Eltwise"]]
+    assert convolutions == 1 + 3 * sum(depths) + len(depths)
+    assert shortcuts == [kind for depth in depths for kind in ("Convolution", *(depth - 1) * ["Eltwise"])]
 
 
 @pytest.mark.parametrize(("batch", "mebibytes"), [(50, 200.6), (250, 1002.9)])
