@@ -64,6 +64,7 @@ class SyncedMemory:
         writer: what `set_writer` was last given; blobs of another owner have it say why they cannot be used
             (`about_blob`).
         watched: somebody relies on the writer being the same while the epoch is; another writer then moves it, once.
+        unwritten: no byte has been written since `expect_write`; the next write moves the epoch.
         shared: a mark for those who share memories between nets; nothing here looks at it.
         reordered: bytes that a schedule keeps in another order; whoever accesses them here gets them as they are.
     """
@@ -84,6 +85,7 @@ class SyncedMemory:
         self.version = 0
         self.writer: Any = None
         self.watched = False
+        self.unwritten = False
         self.shared = False
         self.reordered: Reordered | None = None
 
@@ -236,6 +238,17 @@ class SyncedMemory:
                     self.watched = False
                     self.epoch += 2
 
+    def expect_write(self) -> None:
+        """Let the next write move the epoch, which another one by whoever wrote the bytes last need not."""
+        with self._lock:
+            if not self.unwritten:
+                self.unwritten = True
+                self.epoch += 2  # who relies on it has to make the access again
+
+    def _begin_write(self) -> None:
+        self.unwritten = False
+        self.epoch += 2
+
     # Access
 
     def access(self, side: Side, offset: int, nbytes: int, intent: str, stream: Stream | None = None) -> Any:
@@ -265,6 +278,8 @@ class SyncedMemory:
             stop = offset + nbytes
             if self.reordered is not None:
                 self.reordered.before_access(offset, stop, intent_of(intent), stream)
+            if self.unwritten and intent != _READ:
+                self._begin_write()
             bits = self._extents.at(offset, stop)
             host = self._host
             if side is _HOST_SIDE:
@@ -424,6 +439,8 @@ class SyncedMemory:
         """Let these bytes read zero from now on, on both sides; neither is touched until somebody reads them there."""
         with self._lock:
             stop = offset + nbytes
+            if self.unwritten:
+                self._begin_write()
             before, seen = (self.epoch, offset, stop), self._cleared
             if seen == before and self.reordered is None and self._host.seals is None:  # as in every iteration
                 self._extents.put(offset, stop, ZERO)

@@ -10,6 +10,7 @@ from blobmem.layers.base import Layer
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob, moves
 from blobmem.net.build import LearnableParam, Node, reshape, uncollected
+from blobmem.net.fold import Folded, Follower, fold
 from blobmem.net.fusion import share_kept
 from blobmem.net.layouts import is_faster
 from blobmem.net.plan import (
@@ -26,7 +27,7 @@ from blobmem.net.plan import (
     update_early,
 )
 from blobmem.net.schedule import Done, Schedule, Span, first_uses, joints
-from blobmem.net.sharing import NeverWhole, SharingGroup, halves
+from blobmem.net.sharing import FoldedAway, NeverWhole, SharingGroup, halves
 from blobmem.ops.call import Call, call, memories, overwrite_diff, read
 from blobmem.ops.registry import table
 
@@ -71,6 +72,8 @@ class Compilation:
         self._spans: dict[tuple[bool, int, int], Span] = {}
         self._updates: Sequence[Call] | None = None  # a solver's, which its backward passes carry out
         self._first_update = 0  # the position of the first among the calls of backward
+        self._folded: Folded | None = None  # what of the forward schedule has batch norm in its weights
+        self._follower: Follower | None = None  # makes these weights
         self._parts: Parts | None = None  # how the forward schedule takes the batch
         self._arena: Arena | None = None
         self._plan: Plan | None = None
@@ -144,9 +147,10 @@ class Compilation:
         if self._arena is not None:
             backward, remade = self._recompute(forward, backward)
             self._share_buffers(self._arena, first_uses([*forward, *backward]))
-        self._name_blobs()  # layers make some of their arrays when they know the device
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
+        forward = self._fold(forward)
+        self._name_blobs()  # layers make some of their arrays when they know the device
         passing = self._passing([*forward, *backward])
         kept = self.read_after()
         if self._updates is not None:
@@ -198,10 +202,35 @@ class Compilation:
                 return pair
         return None
 
+    def _takes(self, name: str) -> bool:
+        """Whether a pass of that name is applied."""
+        deterministic = getattr(self.device, "deterministic", False)
+        return name in self.passes and not self._dynamic and not self._stale and not deterministic
+
+    def _fold(self, forward: list[Call]) -> list[Call]:
+        """The calls with batch norm folded into weights, if it is to be and computes on a device."""
+
+        def array_like(maker: Call, purpose: str, shape: tuple[int, ...]) -> Blob:
+            layer = self.nodes[maker.layer].layer
+            return layer.internal_blob(purpose, shape, layer.blobs[0].dtype)
+
+        self._folded = None
+        if self._takes("fold") and self.device.family != "host":
+            free = set[SyncedMemory]() if self._arena is None else self._free(())
+            params = {blob.data_view.memory for node in self.nodes for blob in node.layer.blobs}
+            self._folded = fold(forward, params, array_like, free, bool(self._images_last))
+        if self._folded is None:
+            self._follower = None
+            return forward
+        before = self._follower
+        if before is None or before.device is not self.device or before.calls != self._folded.makers:
+            self._follower = Follower(self._folded.makers, self.device)
+        return self._folded.calls
+
     def _in_parts(self, forward: list[Call]) -> Parts | None:
         """The calls with the first layers taking the batch in parts, if they are to and it is worth it."""
         this: Any = self
-        if "parts" not in self.passes or self._dynamic or self._stale or getattr(self.device, "deterministic", False):
+        if not self._takes("parts"):
             return None
         keeps = self._arena is None
         free = {*halves(this, ())} - {*self.read_after()} if keeps else self._free(())
@@ -214,10 +243,13 @@ class Compilation:
         return unseen(halves(this, used)) - {*self.read_after()}
 
     def _miss_absent(self) -> None:
-        """Say of arrays that are never whole why they cannot be read."""
+        """Say of arrays that are never whole, or never there, why they cannot be read."""
         for memory in self._parts.absent if self._parts is not None else ():
             memory.shared = True
             memory.set_writer(NeverWhole(self.memory))
+        for memory in self._folded.absent if self._folded is not None else ():
+            memory.shared = True
+            memory.set_writer(FoldedAway(self.memory))
 
     @property
     def pieces(self) -> list[Blob]:
@@ -275,12 +307,12 @@ class Compilation:
     def _end_plan(self) -> None:
         """Give all blobs memories of their own again, in which nothing is."""
         this: Any = self
-        if self._plan is not None or self._parts is not None:
+        if self._plan is not None or self._parts is not None or self._folded is not None:
             self._schedules, self._spans = None, {}
         if self._plan is not None:
             self._plan.end(this)
             self._plan = None
-        self._parts = None
+        self._parts = self._folded = None
 
     def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:
         """Let a solver's backward passes, `backward_and_update`, carry out its updates of parameters, each as soon as

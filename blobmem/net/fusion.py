@@ -264,6 +264,23 @@ def _sum_forward(calls: Sequence[Call], at: int) -> Group | None:
     return Group(at + 2, _fused(first, "sum_relu_forward", *first.operands, slope=slope))
 
 
+def _sum_normalize_inference(calls: Sequence[Call], at: int) -> Group | None:
+    """A sum of two arrays, and a BatchNorm of it with running statistics, a Scale in place, and perhaps a ReLU."""
+    first = calls[at]
+    if len(first.operands) != 3 or tuple(first.attributes["coeffs"]) != (1, 1):
+        return None
+    norm = _normalize_forward(calls, at + 1) if _is(calls, at + 1, "batch_norm_inference") else None
+    a, b, total = first.operands
+    if norm is None or not _same(total, norm.call.operand(0)):
+        return None
+    x, y, *given = norm.call.operands
+    if not _one_order(a, b, total, x, y):
+        return None
+    kept = None if _same(total, y) else total
+    call = _fused(first, "sum_batch_norm_scale_inference", a, b, kept, y, *given, **norm.call.attributes)
+    return Group(norm.stop, call)
+
+
 def _sum_backward(calls: Sequence[Call], at: int) -> Group | None:
     """The gradients of the same."""
     first = calls[at]
@@ -396,6 +413,6 @@ _MATCHES = {
     "scale_backward_beta": (_normalize_backward,),
     "scale_backward_gamma": (_normalize_backward,),
     "scale_forward": (_made_again, _scale_sum_forward, _scale_relu_forward),
-    "eltwise_sum": (_sum_forward,),
+    "eltwise_sum": (_sum_forward, _sum_normalize_inference),
     "sum_arrays": (_sums_backward,),
 }

@@ -39,8 +39,14 @@ log = logging.getLogger("blobmem")
 MEMORY = ("keep", "train", "inference")
 """What becomes of a net's arrays after a pass: see `Net`."""
 
-PASSES = ("parts",)
+PASSES = ("parts", "fold")
 """Passes over a net's calls that change results, by rounding: see `Net`."""
+
+_WITHOUT = {
+    "parts": "takes its batch as a whole from now on, which needs more memory",
+    "fold": "computes batch norm by itself from now on, which takes longer",
+}
+"""What a net does where such a pass ends."""
 
 
 class Net(Access, Placement, Compilation):
@@ -68,8 +74,11 @@ class Net(Access, Placement, Compilation):
         keep: names of blobs whose data and gradient stay readable nevertheless.
         passes: names of passes over the calls that may change the rounding of results. "parts": the first layers
             take a large batch in parts, one after another, where that saves much; blobs that live only within them are
-            then never whole (with memory="keep" they are). It is for nets that only run forward, and the default where
-            memory is "inference"; () is none. A device that computes deterministically has none.
+            then never whole (with memory="keep" they are). "fold": on a GPU a BatchNorm and a Scale behind a
+            convolution or an inner product are folded into weights of the net's own, which follow the parameters; in
+            an arena a top that only they read is then never made. Both are for nets that only run forward. Defaults are
+            "parts" where memory is "inference", and "fold" where a net that only runs forward is in halves; () is none.
+            A device that computes deterministically has none.
         backward_streams: 2 lets a GPU compute gradients of parameters beside those of data, and branches beside each
             other, on a second stream with a workspace of its own. The bits are the same. Devices without streams, the
             CPU say, do as with 1.
@@ -88,8 +97,8 @@ class Net(Access, Placement, Compilation):
         memory: as given.
         kept: names of the blobs that stay readable whatever `memory` is.
         backward_streams: as given.
-        passes: those that are applied where they can be. To run only some of the layers that take parts, to have
-            callbacks about layers, or `debug_info`, ends "parts" for good.
+        passes: those that are applied where they can be. To run only some of the layers that take parts, or that
+            run as one, to have callbacks about layers, or `debug_info`, ends "parts", or "fold", for good.
         param: the NetParameter that it was built from, splits inserted.
         debug_info: log the mean absolute value of what each layer writes.
 
@@ -147,7 +156,7 @@ class Net(Access, Placement, Compilation):
             raise ValueError(f"backward_streams is 1 or 2, not {backward_streams!r}")
         self.memory, self.backward_streams = memory, backward_streams
         self.forward_only = forward_only or memory == "inference"
-        self.passes = self._checked_passes(passes)
+        self.passes = self._checked_passes(passes, dtypes.is_half(dtype))
         graph = wire(self.param, self._context, self.forward_only, exact)
         self.nodes = graph.nodes
         self.blobs: dict[str, Blob] = graph.blobs
@@ -233,14 +242,15 @@ class Net(Access, Placement, Compilation):
             raise NetError(f"keep: no blob '{name}' in {self.identity}; blobs: {', '.join(self.blobs)}")
         return kept
 
-    def _checked_passes(self, names: Iterable[str] | None) -> frozenset[str]:
+    def _checked_passes(self, names: Iterable[str] | None, half: bool) -> frozenset[str]:
         if names is None:
-            return frozenset(PASSES if self.memory == "inference" else ())
+            defaults = {"parts": self.memory == "inference", "fold": half and self.forward_only}
+            return frozenset(name for name, wanted in defaults.items() if wanted)
         passes = frozenset(names)
         for name in sorted(passes.difference(PASSES)):
             raise ValueError(f"passes are {', '.join(PASSES)}; there is none called {name!r}")
-        if "parts" in passes and not self.forward_only:
-            raise ValueError("'parts' is for a net that only runs forward: build it with forward_only=True too")
+        for name in sorted(passes if not self.forward_only else ()):
+            raise ValueError(f"'{name}' is for a net that only runs forward: build it with forward_only=True too")
         return passes
 
     # ---------------------------------------------------------------- running
@@ -248,9 +258,10 @@ class Net(Access, Placement, Compilation):
     def _span(self, backward: bool, first: int, last: int) -> Span:
         """The calls of layers first to last, with what they need and rely on."""
         schedule = self.compiled(first, last)[backward]
-        if self._parts is not None and not backward and (self._is_watched() or self._parts.divides(first, last)):
-            self._end_parts()
-            schedule = self.compiled(first, last)[backward]
+        for name, done in (("parts", self._parts), ("fold", self._folded)):
+            if done is not None and not backward and (self._is_watched() or done.divides(first, last)):
+                self._end_pass(name)
+                schedule = self.compiled(first, last)[backward]
         if self._moves != moves():  # some blob, perhaps of this net, is elsewhere now
             self._moves, self._spans = moves(), {}
         span = self._spans.get((backward, first, last))
@@ -266,14 +277,13 @@ class Net(Access, Placement, Compilation):
         """Whether somebody looks at the net between its layers."""
         return bool(self.debug_info or self._callbacks["before_forward"] or self._callbacks["after_forward"])
 
-    def _end_parts(self) -> None:
-        """Let all layers take the whole batch from now on."""
+    def _end_pass(self, name: str) -> None:
+        """Do without a pass over the calls from now on."""
         log.warning(
-            "%s takes its batch as a whole from now on, which needs more memory: its layers are run, or looked at, "
-            "one by one. Build it with passes=() to have that from the start",
-            self.identity,
+            "%s %s: its layers are run, or looked at, one by one. Build it with passes=() to have that from the start",
+            self.identity, _WITHOUT[name],
         )  # fmt: skip
-        self.passes -= {"parts"}
+        self.passes -= {name}
         self._end_plan()
 
     def _check_written(self, span: Span) -> None:
@@ -370,6 +380,8 @@ class Net(Access, Placement, Compilation):
             span = self._span(False, first, last)
             secure(span.missing())
             self.group.check(self.identity, span.first_uses)
+            if self._follower is not None:
+                self._follower.follow()
             return self._start(span, first, last, lambda: self._run_forward(span, first, last))
 
     def _run_forward(self, span: Span, first: int, last: int) -> None:

@@ -102,8 +102,8 @@ class Spent(Writer):
         return f"To keep it build the net with keep=['{name}'], or to keep everything with memory='keep'"
 
 
-class NeverWhole(Spent):
-    """Who wrote, in place of a net, the memories of arrays of which it makes a part at a time (`plan.parts`)."""
+class _Absent(Spent):
+    """Who wrote, in place of a net, the memories of arrays that it does not make."""
 
     __slots__ = ()
 
@@ -112,6 +112,24 @@ class NeverWhole(Spent):
 
     def about_pass(self, reader: Any, memory: str) -> str:
         return f"{reader} would read '{memory}', which {self._why(memory)}"
+
+    def _why(self, memory: str) -> str:
+        raise NotImplementedError
+
+
+class FoldedAway(_Absent):
+    """Of tops that a BatchNorm alone reads, which is folded into the weights before it (`net.fold`)."""
+
+    __slots__ = ()
+
+    def _why(self, memory: str) -> str:
+        return f"is never made: batch norm is folded into the weights before it. {self._remedy(memory)}, or passes=()"
+
+
+class NeverWhole(_Absent):
+    """Of arrays of which a net makes a part at a time (`plan.parts`)."""
+
+    __slots__ = ()
 
     def _why(self, memory: str) -> str:
         return (

@@ -7,7 +7,7 @@ from .writer import AVE, MAX, MSRA, Net, gaussian
 
 
 def resnet50_v2(deploy: bool) -> Net:
-    """He et al. 2016, as MXNet's resnet50_v2 has it: images are normalised first, the 3x3 convolution has the stride."""
+    """He et al. 2016, as in MXNet's resnet50_v2: images are normalised first, the 3x3 convolution has the stride."""
     title = "ResNet-50 v2 (He et al. 2016)"
     net = Net("ResNet-50-v2", "resnet50_v2", title, (3, 224, 224), deploy, bias_doubled=False)
     blob = net.data(train=32, test=25, deploy=1)

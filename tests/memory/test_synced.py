@@ -654,6 +654,24 @@ def test_what_does_not_move_the_epoch(device):
     assert memory.writer == "test"
 
 
+@pytest.mark.parametrize("side", [Side.HOST, Side.DEVICE])
+@pytest.mark.parametrize("write", ["write", "overwrite", "clear"])
+def test_a_write_that_is_expected_moves_the_epoch_once(device, side, write):
+    memory = SyncedMemory(512, device)
+    memory.access(side, 0, 512, "overwrite")
+    memory.expect_write()
+    epoch = memory.epoch
+    memory.access(side, 0, 512, "read")
+    memory.expect_write()
+    assert memory.unwritten and memory.epoch == epoch
+    memory.clear(0, 512) if write == "clear" else memory.access(side, 0, 512, write)
+    assert not memory.unwritten and memory.epoch >= epoch + 2
+    if write != "clear":
+        after = memory.epoch
+        memory.access(side, 0, 512, write)
+        assert memory.epoch == after
+
+
 def test_resident_side(device):
     memory = SyncedMemory(0, device)
     assert memory.resident_side(0, 1000) is Side.HOST

@@ -35,6 +35,7 @@ OPS = {
     "batch_norm_scale_forward": ("xyycvcvfcc", {**NORM, "relu": True}),
     "batch_norm_scale_sum_relu_forward": ("xxyycvcvfcc", {**NORM, "slope": 0.1}),
     "batch_norm_scale_inference": ("xycvfcc", {"eps": 1e-3, "relu": True}),
+    "sum_batch_norm_scale_inference": ("xxyycvfcc", {"eps": 1e-3, "relu": True}),
     "batch_norm_scale_backward": ("xvccxycc", {"relu": True, "accumulate": True}),
     "scale_relu_forward": ("xccy", {}), "sum_relu_forward": ("xxy", {"slope": 0.1}),
     "scale_sum_relu_forward": ("xccxccy", {"slope": 0.1}),

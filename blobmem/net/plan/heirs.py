@@ -50,6 +50,7 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
     "batch_norm_scale_forward": ((0,), (1, 2)),
     "batch_norm_scale_sum_relu_forward": ((0, 1), (2, 3)),
     "batch_norm_scale_inference": ((0,), (1,)),
+    "sum_batch_norm_scale_inference": ((0, 1), (2, 3)),
     "batch_norm_scale_backward": ((0, 4), (5,)),
     "relu_bias_backward": ((0, 1), (2,)),
     "scale_relu_forward": ((0,), (3,)),

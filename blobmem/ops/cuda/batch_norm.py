@@ -121,3 +121,11 @@ def inference(x: CudaArray, y: CudaArray, running_mean: CudaArray | None, runnin
     """`forward` with the running sums over their factor (0 where that is 0) for statistics; no mean means 0."""
     given = x, y, running_mean, running_var, factor, gamma, beta
     _UP.chunks(x, "batch_norm_inference", x.size, *given, x.size, x.shape[1], x.shape[2], eps, relu)
+
+
+def sum_inference(a: CudaArray, b: CudaArray, total: CudaArray | None, y: CudaArray, running_mean: CudaArray,
+                  running_var: CudaArray, factor: CudaArray, gamma: CudaArray, beta: CudaArray | None, *, eps: float,
+                  relu: bool) -> None:  # fmt: skip
+    """total = a + b, and y = `inference` of that before it is rounded. a, b and total have y's size, and any shape."""
+    given = a, b, total, y, running_mean, running_var, factor, gamma, beta
+    _UP.chunks(y, "sum_inference", y.size, *given, y.size, y.shape[1], y.shape[2], eps, relu)

@@ -4,7 +4,8 @@ Operands and keywords as in `blobmem.ops.host.conv`. Which plan runs is found wh
 (`conv_plans`); the transpose's forward pass is a convolution's gradient for the data, and the other way round. With
 `layout="NHWC"`, of two spatial axes only, x, y and their gradients have shapes (images, height, width, channels);
 weights and their gradients stay as the file has them, and are turned over in the workspace where a plan wants that.
-With `layout="NCHW to NHWC"` x, too, is as the file has it, and is turned over in the workspace.
+With `layout="NCHW to NHWC"` x, too, is as the file has it, and is turned over in the workspace. Weights that are
+`turned` have (outputs, taps..., channels) in memory already, whatever their shape says.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from blobmem.ops.cuda.layout import (
     aligned,
     in_layout,
     narrow_channels,
+    to_channels_first,
     to_channels_last,
     weights_turn,
     widen_channels,
@@ -59,13 +61,14 @@ def _keywords(window: Window) -> dict[str, Any]:
     return dict(zip(("stride", "pad", "dilation", "group", "layout"), window, strict=True))
 
 
-def forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any, **given: Any) -> int:
+def forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any,
+                  turned: bool = False, **given: Any) -> int:  # fmt: skip
     """Workspace of `forward`, with ReLU or without."""
     x, window, room = _turned_images(x, _window(**given))
     wide = _wide(x, w, window, device)
     if wide and (nbytes := wide.workspace_bytes(_forward_direction(b), device, window)):
         return nbytes
-    return room + _plan_bytes(key_of(_forward_direction(b), device, x, w, *window), device, w)
+    return room + _plan_bytes(key_of(_forward_direction(b), device, x, w, *window), device, w, turned=turned)
 
 
 def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> int:
@@ -98,13 +101,16 @@ def _turn_images(x: CudaArray, ws: CudaArray | None) -> tuple[CudaArray, CudaArr
     return turned, ws.part(needed, (held - needed,))
 
 
-def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False) -> int:
-    """What a plan takes, behind weights in its order if that is another one, or if they are wanted `apart`."""
+def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False, turned: bool = False) -> int:
+    """What a plan takes, behind weights in its order if that is another one, or if they are wanted `apart`.
+
+    Our own kernels take weights in the file's order, which those that are `turned` have not.
+    """
     room = room_of(key, device)
     if room is None:
-        return 0
+        return aligned(w.nbytes) if turned else 0
     apart = apart or (key.direction == "weights" and room.parts > 1)
-    return room.nbytes + (aligned(w.nbytes) if apart or weights_turn(w.shape, key.layout) else 0)
+    return room.nbytes + (aligned(w.nbytes) if apart or (weights_turn(w.shape, key.layout) and not turned) else 0)
 
 
 def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], device: Any) -> float | None:
@@ -154,20 +160,22 @@ def _run_part(plan: Plan, part: int, arrays: tuple[CudaArray, ...], ws: CudaArra
 
 
 def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None, window: Window,
-            relu: bool = False) -> None:  # fmt: skip
+            relu: bool = False, turned: bool = False) -> None:  # fmt: skip
     """`conv_forward`, and with `relu` max(0, .) of that."""
     seen, window, room = _turned_images(x, window)
-    if (wide := _wide(seen, w, window, x.device)) and wide.forward(x, w, b, y, ws, window, relu, bool(room)):
+    if (wide := _wide(seen, w, window, x.device)) and wide.forward(x, w, b, y, ws, window, relu, bool(room), turned):
         return
     if room:
         x, ws = _turn_images(x, ws)
     plan = plan_of(key_of(_forward_direction(b, relu), x.device, x, w, *window), x.device)
     if plan is None:
+        if turned:
+            to_channels_first(w, w := _beside(w, ws))
         direct_forward(x, w, b, y, **_keywords(window))
         if relu:
             relu_forward(y, y, slope=0.0)
         return
-    w, offset = _turned(w, ws, window[-1])
+    w, offset = (w, 0) if turned else _turned(w, ws, window[-1])
     _run_forward(plan, x, w, b, y, ws, offset, window[-1], relu)
 
 
@@ -258,14 +266,17 @@ class _Wide(NamedTuple):
         )
 
     def forward(self, x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
-                window: Window, relu: bool, planes: bool) -> bool:  # fmt: skip
+                window: Window, relu: bool, planes: bool, turned: bool) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran. `planes`: x has its channels second."""
         plan = self.plan(_forward_direction(b, relu), x.device, window)
         if plan is None:
             return False
         images, plain, wide = self._arrays(ws)
         (widen_planes if planes else widen_channels)(x, images)
-        to_channels_last(w, plain)
+        if turned:
+            plain = w.part(0, plain.shape, w.dtype)
+        else:
+            to_channels_last(w, plain)
         widen_channels(plain, wide)
         _run_forward(plan, images, wide, b, y, ws, self._places()[-1], window[-1], relu)
         return True
@@ -311,10 +322,11 @@ def _folded(dy: Any, db: Any) -> tuple[int, int, int]:
 
 @op(family="cuda", workspace=forward_bytes)
 def conv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
-                 stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
+                 stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW",
+                 turned: bool = False) -> None:  # fmt: skip
     """y = x convolved with w, plus b per channel (None: no bias)."""
     window = stride, pad, dilation, group, layout
-    forward(x, w, b, y, ws, window)
+    forward(x, w, b, y, ws, window, turned=turned)
 
 
 @op(family="cuda", workspace=lambda dy, w, dx, **others: _data_bytes(dx, w, **others))

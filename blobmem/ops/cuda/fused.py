@@ -20,10 +20,10 @@ _KERNELS = Kernels("fused")
 @op(family="cuda", workspace=conv.forward_bytes)
 def conv_relu_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
                       stride: conv.Shape, pad: conv.Shape, dilation: conv.Shape, group: int,
-                      layout: str = "NCHW") -> None:  # fmt: skip
+                      layout: str = "NCHW", turned: bool = False) -> None:  # fmt: skip
     """`conv_forward` and max(0, .) of that."""
     window = stride, pad, dilation, group, layout
-    conv.forward(x, w, b, y, ws, window, relu=True)
+    conv.forward(x, w, b, y, ws, window, relu=True, turned=turned)
 
 
 @op(family="cuda", workspace=only_products)
@@ -78,6 +78,18 @@ def batch_norm_scale_inference(x: CudaArray, y: CudaArray, running_mean: CudaArr
                                relu: bool) -> None:  # fmt: skip
     """`batch_norm_inference`, `scale_forward` and with `relu` max(0, .) of that."""
     batch_norm.inference(x, y, running_mean, running_var, factor, gamma, beta, eps=eps, relu=relu)
+
+
+@op(family="cuda")
+def sum_batch_norm_scale_inference(a: CudaArray, b: CudaArray, total: CudaArray | None, y: CudaArray,
+                                   running_mean: CudaArray, running_var: CudaArray, factor: CudaArray,
+                                   gamma: CudaArray, beta: CudaArray | None, *, eps: float,
+                                   relu: bool) -> None:  # fmt: skip
+    """total (None: not wanted) = a + b, and y = `batch_norm_scale_inference` of that.
+
+    a, b and total have the size of y, and any shape; total and y may be a or b.
+    """
+    batch_norm.sum_inference(a, b, total, y, running_mean, running_var, factor, gamma, beta, eps=eps, relu=relu)
 
 
 @op(family="cuda")

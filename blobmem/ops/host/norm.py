@@ -6,6 +6,8 @@ memory. Sums over a channel are taken in double precision over runs of `inner`.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from blobmem.ops.host.channels import (
@@ -98,6 +100,26 @@ def batch_norm_inference(x: np.ndarray, y: np.ndarray, running_mean: np.ndarray,
     """y = (x - mean) / sqrt(variance + eps) with the running sums over their factor (0 where that is 0)."""
     mean = _running(running_mean, factor).astype(x.dtype)
     _affine(x, y, mean, _inverse(running_var, factor, eps), None)
+
+
+@op
+def fold_norm(w: np.ndarray, b: np.ndarray | None, running_mean: np.ndarray, running_var: np.ndarray,
+              factor: np.ndarray, gamma: np.ndarray | None, beta: np.ndarray | None, out: np.ndarray,
+              shift: np.ndarray, *, eps: float, axis: int, turned: bool) -> None:  # fmt: skip
+    """Weights `out` and a bias that do what `w` and `b`, `batch_norm_inference` and `scale_forward` do one by one.
+
+    Outputs are along `axis` of w. With `turned` the memory of out has (outputs, taps..., channels), and w's has
+    (outputs, channels, taps...).
+    """
+    times = _inverse(running_var, factor, eps) * (1 if gamma is None else gamma)
+    shift[...] = ((0 if b is None else b) - _running(running_mean, factor)) * times + (0 if beta is None else beta)
+    outputs, lead = w.shape[axis], math.prod(w.shape[:axis])
+    if turned:
+        np.multiply(w.reshape(outputs, w.shape[1], -1), times[:, None, None].astype(w.dtype),
+                    out=out.reshape(outputs, -1, w.shape[1]).swapaxes(1, 2))  # fmt: skip
+    else:
+        shape = lead, outputs, -1
+        np.multiply(w.reshape(shape), times[:, None].astype(w.dtype), out=out.reshape(shape))
 
 
 @op

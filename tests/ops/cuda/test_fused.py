@@ -211,6 +211,22 @@ def test_batch_norm_scale_inference(cuda, rng, shape, dtype, relu):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("relu, kept", [(True, True), (False, False)])
+def test_sum_batch_norm_scale_inference(cuda, rng, shape, dtype, relu, kept):
+    a, b = normal(rng, dtype, *shape), normal(rng, dtype, *shape)
+    mean, var, factor = normal(rng, dtype, shape[1]), rng.random(shape[1]).astype(dtype), np.full(1, 3.5, dtype)
+    given = mean, var, factor, *factors(rng, dtype, shape[1], True)
+    whole = np.zeros_like(a) if kept else None
+    got = cuda.run("sum_batch_norm_scale_inference", a.reshape(-1), b, whole, np.zeros_like(a), *given, eps=1e-3,
+                   relu=relu)  # fmt: skip
+    y = cuda.run("batch_norm_scale_inference", a + b, np.zeros_like(a), *given, eps=1e-3, relu=relu)[1]
+    np.testing.assert_array_equal(got[3], y)
+    if kept:
+        np.testing.assert_array_equal(got[2], a + b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0, 1, 4, 1030, 5003])
 @pytest.mark.parametrize("slope", [0.0, 0.25])
 def test_sum_relu(cuda, rng, size, dtype, slope):

@@ -70,6 +70,27 @@ def test_batch_norm_with_global_statistics(shape, in_place, dtype, close, garbag
     close(dx, slope, digits=3)
 
 
+@pytest.mark.parametrize("axis, turned", [(0, False), (0, True), (1, False)])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_folded_weights_do_what_batch_norm_and_scale_would_do_to_the_outputs(dtype, close, garbage, axis, turned, scaled):
+    outputs, w = 5, values(dtype, *((5, 3, 2) if axis == 0 else (4, 5)))
+    mean, gamma, beta, b = (values(dtype, outputs, seed=seed) for seed in range(1, 5))
+    variance, factor = values(dtype, outputs, seed=5) ** 2, np.array([4], dtype)
+    given = (b, gamma, beta) if scaled else (None, None, None)
+    out, shift = garbage(*w.shape), garbage(outputs)
+    norm.fold_norm(w, given[0], mean, variance, factor, *given[1:], out, shift, eps=1e-2, axis=axis, turned=turned)
+    if turned:
+        out = out.reshape(5, 2, 3).swapaxes(1, 2)
+    along = w if axis == 0 else w.T
+    x = values(dtype, *along.shape[1:], 7, seed=6)  # of which outputs are sums
+    y = np.tensordot(along, x, along.ndim - 1)
+    y = (y + by_channel(b)[0] if scaled else y)[None]
+    norm.batch_norm_inference(y, y, mean, variance, factor, eps=1e-2)
+    if scaled:
+        norm.scale_forward(y, gamma, beta, y)
+    close(np.tensordot(out if axis == 0 else out.T, x, along.ndim - 1) + shift[:, None], y[0], digits=3)
+
+
 def test_no_statistics_yet(dtype, close, garbage):
     x, y, junk, none = values(dtype, 2, 3, 4), garbage(2, 3, 4), values(dtype, 3), np.zeros(1, dtype)
     norm.batch_norm_inference(x, y, junk, junk, none, eps=0.25)

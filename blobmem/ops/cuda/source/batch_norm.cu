@@ -206,3 +206,30 @@ extern "C" __global__ void __launch_bounds__(256, CROWD(4))
   Running map = {x, gamma, beta, mean, var, y, factor[0] != 0 ? 1 / factor[0] : (T)0, (T)eps, relu};
   map_channels(map, n, channels, inner, aligned(x) && aligned(y));
 }
+
+// The same of a sum: total = a + b, unless that is null, and y = what becomes of it before it is rounded.
+struct SumRunning {
+  typedef Running::At At;
+  enum { GROUP = 2 };
+  Running one;
+  const D *b;
+  D *total;
+  __device__ __forceinline__ At at(i64 c) const { return one.at(c); }
+  template <int W> __device__ __forceinline__ Lots<W> load(i64 i) const { return ::load<W>(one.x, b, i); }
+  template <class V> __device__ __forceinline__ void apply(const At &at, V &v, int j) const {
+    v.a.at[j] = v.b.at[j] = v.a.at[j] + v.b.at[j];
+    one.apply(at, v.a, j);
+  }
+  template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const {
+    if (total) ::store<W>(total, i, v.b);
+    one.template store<W>(i, v.a);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    sum_inference(const D *a, const D *b, D *total, D *y, const T *mean, const T *var, const T *factor, const D *gamma,
+                  const D *beta, i64 n, i64 channels, i64 inner, double eps, int relu) {
+  Running one = {a, gamma, beta, mean, var, y, factor[0] != 0 ? 1 / factor[0] : (T)0, (T)eps, relu};
+  SumRunning map = {one, b, total};
+  map_channels(map, n, channels, inner, aligned(a) && aligned(b) && aligned(total) && aligned(y));
+}
