@@ -12,6 +12,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from blobmem.dtypes import is_half
 from blobmem.layers.norm import Scale
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.ops.call import Call, Operand
@@ -334,6 +335,33 @@ def _relu_behind(calls: Sequence[Call], at: int) -> Group | None:
     return Group(at + 2, _fused(first, op, *first.operands, **first.attributes))
 
 
+def _sum_behind(calls: Sequence[Call], at: int) -> Group | None:
+    """In halves, a convolution, a sum of its top and another array, and perhaps a ReLU in place.
+
+    Not where a batch norm follows, which takes the sum upon itself.
+    """
+    first, top = calls[at], calls[at].operand(3)
+    if not is_half(top.blob.dtype) or not _is(calls, at + 1, "eltwise_sum") or len(calls[at + 1].operands) != 3:
+        return None
+    a, b, y = calls[at + 1].operands
+    other = b if _same(a, top) else a
+    if (
+        tuple(calls[at + 1].attributes["coeffs"]) != (1, 1)
+        or y is None
+        or not any(_same(each, top) for each in (a, b))
+        or any(_same(other, each) for each in (top, y))
+        or _same(y, first.operands[0])
+        or not _one_order(top, other, y)
+        or _sum_normalize_inference(calls, at + 1) is not None
+    ):
+        return None
+    relu = _relu_in_place(calls, at + 2, y, 0.0)
+    x, w, bias, _ = first.operands
+    operands = (x, w, bias, other, dataclasses.replace(y, shape=top.shape))
+    call = _fused(first, "conv_sum_forward", *operands, **first.attributes, relu=relu)
+    return Group(at + 2 + relu, call, _elsewhere(y, top))
+
+
 def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
     """The gradient of a ReLU and that of the bias of the convolution before it, where channels come last."""
     first = calls[at]
@@ -407,7 +435,7 @@ _MATCHES = {
     "batch_norm_forward": (_normalize_sum_forward, _normalize_forward),
     "batch_norm_inference": (_normalize_forward,),
     "concat_backward": (_concat_backward,),
-    "conv_forward": (_relu_behind,),
+    "conv_forward": (_sum_behind, _relu_behind),
     "inner_product_forward": (_relu_behind,),
     "relu_backward": (_normalize_backward, _sum_backward, _relu_bias_backward),
     "scale_backward_beta": (_normalize_backward,),

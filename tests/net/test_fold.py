@@ -310,6 +310,66 @@ def test_a_train_phase_has_statistics_of_its_own():
     assert ops(net)["batch_norm_scale_forward"] == 2 and net._folded is None
 
 
+# -------------------------------------------------------------------- sums behind convolutions
+
+
+def residual(bottoms="p b", relu=True, more=""):
+    """A block with a projection, and one whose sum is normalised before anything else reads it."""
+
+    def normalised(name, bottom, bias="bias_term: false"):
+        return layer("Convolution", name, bottom, name, f"{CONV} {bias} }}") + norm(name, name)
+
+    return (
+        DATA
+        + normalised("p", "data")
+        + normalised("a", "data", 'bias_filler { type: "gaussian" }')
+        + layer("ReLU", "ar", "a", "a")
+        + normalised("b", "a")
+        + layer("Eltwise", "x", bottoms, "x")
+        + layer("ReLU", "xr", "x", "x") * relu
+        + more
+        + layer("Convolution", "d", "x", "d", f"{CONV} bias_term: false }}")
+        + layer("Eltwise", "y", "x d", "y")
+        + norm("y", "y", "yn")
+        + layer("ReLU", "yr", "yn", "yn")
+        + layer("Convolution", "e", "yn", "e", f"{CONV} }}")
+        + layer("Eltwise", "z", "e y", "z")
+    )
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("bottoms, relu", [("p b", True), ("b p", False)])
+def test_planned_halves_sum_while_they_convolve(last, dtype, bottoms, relu):
+    expected = run(made(residual(bottoms, relu), HOST, ()))
+    for memory in ("keep", "inference"):
+        net = made(residual(bottoms, relu), emulated(last), dtype=dtype, memory=memory)
+        for _ in range(2):
+            close(run(net), expected, dtype)
+        found = ops(net)
+        assert found["conv_sum_forward"] == 2 * (memory == "inference")
+        assert found["sum_batch_norm_scale_inference"] == 1
+    with pytest.raises(SharedBlobError, match=r"keep=\['b'\]"):
+        net.blobs["b"].cpu_data()
+
+
+@pytest.mark.parametrize("what", ["kept", "read by others", "float32"])
+def test_a_sum_apart_from_its_convolution(what):
+    given = residual(more=layer("TanH", "t", "b", "t") if what == "read by others" else "")
+    options = {"memory": "inference", "dtype": "float32" if what == "float32" else "float16"}
+    net = made(given, emulated(), keep=["b"] if what == "kept" else [], **options)
+    run(net)
+    assert ops(net)["conv_sum_forward"] == (0 if what == "float32" else 1)  # that of z
+
+
+def test_resnet50_in_57_calls():
+    """53 convolutions, with all that is between them, two pools, the inner product and the softmax."""
+    net = Net(MODELS / "resnet50" / "deploy.prototxt", TEST, device=emulated(), dtype="float16", memory="inference")
+    found = ops(net)
+    assert (found["conv_relu_forward"], found["conv_sum_forward"], found["conv_forward"]) == (33, 16, 4)
+    assert found.total() == 57
+
+
 def test_resnet50_v2_in_75_calls():
     """53 convolutions, 16 sums with the batch norm behind each; batch norms of images and of the first pool, two pools,
     the inner product and the softmax."""

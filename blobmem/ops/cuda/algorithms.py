@@ -51,7 +51,8 @@ class Key(NamedTuple):
     """What a choice depends on, besides the file that it is in.
 
     Attributes:
-        direction: "forward", "forward+bias", "data" or "weights" (the gradients); `cudnn.RELU` has no choices.
+        direction: "forward", "forward+bias", "data" or "weights" (the gradients); `cudnn.RELU` has no choices. With an
+            array that is added "forward+sum" or "forward+bias+sum", and perhaps "+relu".
         x, w: shapes of the convolution's source and of its weights; stride, pad, dilation: per spatial axis.
         dtype: NumPy's name of it.
         math: the device's, or for halves, whose products know no other, the dtype again.

@@ -25,13 +25,14 @@ from blobmem.ops.cuda.algorithms import Key
 from blobmem.ops.cuda.conv_direct import (
     add,
     add_bias,
+    add_sum,
     direct_backward_data,
     direct_backward_weights,
     direct_forward,
     take_channels_last,
 )
 from blobmem.ops.cuda.conv_plans import key_of, plan_ms, plan_of, room_of
-from blobmem.ops.cuda.cudnn import RELU, Plan
+from blobmem.ops.cuda.cudnn import RELU, SUM, Plan
 from blobmem.ops.cuda.layout import (
     aligned,
     in_layout,
@@ -64,11 +65,21 @@ def _keywords(window: Window) -> dict[str, Any]:
 def forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any,
                   turned: bool = False, **given: Any) -> int:  # fmt: skip
     """Workspace of `forward`, with ReLU or without."""
-    x, window, room = _turned_images(x, _window(**given))
+    return _forward_bytes(_forward_direction(b), x, w, device, turned, _window(**given))
+
+
+def forward_sum_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: ArraySpec, _: ArraySpec, *, device: Any,
+                      relu: bool, turned: bool = False, **given: Any) -> int:  # fmt: skip
+    """Workspace of `forward` with a sum."""
+    return _forward_bytes(_forward_direction(b, relu, True), x, w, device, turned, _window(**given))
+
+
+def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turned: bool, window: Window) -> int:
+    x, window, room = _turned_images(x, window)
     wide = _wide(x, w, window, device)
-    if wide and (nbytes := wide.workspace_bytes(_forward_direction(b), device, window)):
+    if wide and (nbytes := wide.workspace_bytes(direction, device, window)):
         return nbytes
-    return room + _plan_bytes(key_of(_forward_direction(b), device, x, w, *window), device, w, turned=turned)
+    return room + _plan_bytes(key_of(direction, device, x, w, *window), device, w, turned=turned)
 
 
 def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> int:
@@ -125,7 +136,10 @@ def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], d
     return plan_ms(key_of(direction, device, x, w, *window), device)
 
 
-def _forward_direction(b: Any, relu: bool = False) -> str:
+def _forward_direction(b: Any, relu: bool = False, summed: bool = False) -> str:
+    """The direction of a forward pass; ReLU alone behind it is none of its business."""
+    if summed:
+        return "forward" + "+bias" * (b is not None) + SUM + "+relu" * relu
     return "forward" if b is None else RELU if relu else "forward+bias"
 
 
@@ -160,34 +174,55 @@ def _run_part(plan: Plan, part: int, arrays: tuple[CudaArray, ...], ws: CudaArra
 
 
 def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None, window: Window,
-            relu: bool = False, turned: bool = False) -> None:  # fmt: skip
-    """`conv_forward`, and with `relu` max(0, .) of that."""
+            relu: bool = False, turned: bool = False, other: CudaArray | None = None) -> None:  # fmt: skip
+    """`conv_forward`, plus `other` if there is one, and with `relu` max(0, .) of that."""
     seen, window, room = _turned_images(x, window)
-    if (wide := _wide(seen, w, window, x.device)) and wide.forward(x, w, b, y, ws, window, relu, bool(room), turned):
+    after = _After(b, other, relu)
+    if (wide := _wide(seen, w, window, x.device)) and wide.forward(x, w, y, ws, window, after, bool(room), turned):
         return
     if room:
         x, ws = _turn_images(x, ws)
-    plan = plan_of(key_of(_forward_direction(b, relu), x.device, x, w, *window), x.device)
+    plan = plan_of(key_of(after.direction, x.device, x, w, *window), x.device)
     if plan is None:
         if turned:
             to_channels_first(w, w := _beside(w, ws))
         direct_forward(x, w, b, y, **_keywords(window))
-        if relu:
-            relu_forward(y, y, slope=0.0)
+        after._replace(b=None).run(y, window[-1])
         return
     w, offset = (w, 0) if turned else _turned(w, ws, window[-1])
-    _run_forward(plan, x, w, b, y, ws, offset, window[-1], relu)
+    _run_forward(plan, x, w, y, ws, offset, window[-1], after)
 
 
-def _run_forward(plan: Plan, x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
-                 offset: int, layout: str, relu: bool) -> None:  # fmt: skip
-    """Queue a plan, and of bias and ReLU what it leaves to do."""
-    if b is not None and not plan.fused:
+class _After(NamedTuple):
+    """What is done to what a convolution makes: a bias and another array are added, and ReLU is taken."""
+
+    b: CudaArray | None
+    other: CudaArray | None
+    relu: bool
+
+    @property
+    def direction(self) -> str:
+        return _forward_direction(self.b, self.relu, self.other is not None)
+
+    def run(self, y: CudaArray, layout: str) -> None:
+        """Do it in one pass."""
+        if self.other is not None:
+            add_sum(self.b, self.other, y, layout, self.relu)
+        elif self.b is not None:
+            add_bias(self.b, y, layout, self.relu)
+        elif self.relu:
+            relu_forward(y, y, slope=0.0)
+
+
+def _run_forward(plan: Plan, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaArray | None, offset: int, layout: str,
+                 after: _After) -> None:  # fmt: skip
+    """Queue a plan, and what it leaves to do."""
+    if not plan.fused:
         _run(plan, (x, w, y), ws, offset)
-        add_bias(b, y, layout, relu)
+        after.run(y, layout)
         return
-    _run(plan, (x, w, y) if b is None else (x, w, y, b), ws, offset)
-    if relu and not plan.relu:
+    _run(plan, (x, w, y, *(each for each in after[:2] if each is not None)), ws, offset)
+    if after.relu and not plan.relu:
         relu_forward(y, y, slope=0.0)
 
 
@@ -265,10 +300,10 @@ class _Wide(NamedTuple):
             ws.part(wide, (outputs, *taps, self.w.shape[1]), self.w.dtype),
         )
 
-    def forward(self, x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None,
-                window: Window, relu: bool, planes: bool, turned: bool) -> bool:  # fmt: skip
+    def forward(self, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaArray | None, window: Window, after: _After,
+                planes: bool, turned: bool) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran. `planes`: x has its channels second."""
-        plan = self.plan(_forward_direction(b, relu), x.device, window)
+        plan = self.plan(after.direction, x.device, window)
         if plan is None:
             return False
         images, plain, wide = self._arrays(ws)
@@ -278,7 +313,7 @@ class _Wide(NamedTuple):
         else:
             to_channels_last(w, plain)
         widen_channels(plain, wide)
-        _run_forward(plan, images, wide, b, y, ws, self._places()[-1], window[-1], relu)
+        _run_forward(plan, images, wide, y, ws, self._places()[-1], window[-1], after)
         return True
 
     def backward_weights(self, x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,

@@ -75,6 +75,14 @@ def add_bias(b: CudaArray, y: CudaArray, layout: str = "NCHW", relu: bool = Fals
     _KERNELS.over(y, "add_bias", y.size, b, y, y.size, b.size, plane, relu)
 
 
+def add_sum(b: CudaArray | None, other: CudaArray, y: CudaArray, layout: str = "NCHW", relu: bool = False,
+            most: int | None = None) -> None:  # fmt: skip
+    """y += other, and b per channel if there is one; with `relu` max(0, .) of that."""
+    n, channels = _elements(y, most), channels_first(y.shape, layout)[1]
+    plane = 1 if layout == "NHWC" else math.prod(y.shape[2:])
+    _KERNELS.over(y, "add_sum", n, b, other, y, n, channels, plane, relu)
+
+
 def add(x: CudaArray, y: CudaArray) -> None:
     """y += x, of one shape."""
     _KERNELS.over(y, "add", y.size, x, y, y.size)

@@ -21,6 +21,7 @@ from blobmem.ops.cuda.algorithms import DIRECT, NEARLY, WORTH, Candidate, Key
 from blobmem.ops.cuda.conv_direct import (
     add,
     add_bias,
+    add_sum,
     direct_backward_data,
     direct_backward_weights,
     direct_forward,
@@ -28,7 +29,18 @@ from blobmem.ops.cuda.conv_direct import (
     noise,
     take_channels_last,
 )
-from blobmem.ops.cuda.cudnn import FUSED, MIRRORED, Cudnn, form_of, in_parts, mirror, mirrored_bytes
+from blobmem.ops.cuda.cudnn import (
+    FUSED,
+    MIRRORED,
+    SUM,
+    Cudnn,
+    arrays_of,
+    form_of,
+    in_parts,
+    loses_nan,
+    mirror,
+    mirrored_bytes,
+)
 from blobmem.ops.cuda.layout import aligned, in_layout, weights_turn
 
 _COLD = 64 << 20  # bytes that are written before each timed run: more than an H200 caches
@@ -37,7 +49,7 @@ _MOST = 16  # plans of a graph, best guesses of cuDNN first: building all of the
 _HOPELESS = 1.5  # times the best so far is not worth more runs
 _LOST, _LOADING = 4, 5.0  # nor is, in the first run, so many times the best and ms for loading a kernel
 _TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "float16": 4e-3, "bfloat16": 3e-2}  # of the largest number
-_RESULT = {"data": 0, "weights": 1, "forward": 2, "forward+bias": 2}  # of the arrays x, w, y
+_RESULT = {"data": 0, "weights": 1}  # of the arrays x, w, y: y of all others
 
 
 class _Built(NamedTuple):
@@ -54,18 +66,19 @@ class _Sample:
     """The first numbers of a key's result by our own kernels, in scratch memory, for plans to be held to."""
 
     def __init__(self, key: Key, arrays: list[CudaArray], address: int) -> None:
-        self._result = arrays[_RESULT[key.direction]]
+        result = _RESULT.get(key.direction, 2)
+        self._result = arrays[result]
         self._count = _checked(key)
         dtype, device = self._result.dtype, self._result.device
         errors, exact, weights = (address + offset for offset in _places(key)[:3])
         self._errors = CudaArray(errors, (2,), dtypes.exact(dtype), device)
         self._exact = CudaArray(exact, self._result.shape, dtype, device)  # there is memory for the first ones
         self._turned = key.w if key.direction == "weights" and weights_turn(key.w, key.layout) else None
-        operands = arrays[:4]
+        operands = list(arrays)
         if key.direction != "weights" and weights_turn(key.w, key.layout):
             operands[1] = CudaArray(weights, key.w, dtype, device)
             take_channels_last(arrays[1], operands[1], accumulate=False)
-        operands[_RESULT[key.direction]] = self._exact
+        operands[result] = self._exact
         run_direct(key, operands, self._count)
 
     def error_of(self, run: Callable[[], None]) -> float:
@@ -101,8 +114,8 @@ class Search:
     work.
 
     Attributes:
-        arrays: x, w, y, the bias and, for weights, room for the gradient of a part, once a candidate has been asked
-            for; x and y in the key's layout.
+        arrays: x, w, y, the bias and, for weights, room for the gradient of a part, for a sum, what is added, once a
+            candidate has been asked for; x and y in the key's layout.
     """
 
     def __init__(self, key: Key, device: Any, cudnn: Cudnn) -> None:
@@ -112,7 +125,7 @@ class Search:
         self._sample: _Sample
         self._best = [math.inf, math.inf]  # ms of the best plan that is modest, and of the best that is not
         self._listed: list[_Built] = []
-        for form in (FUSED, "", MIRRORED) if key.direction == "forward+bias" else ("", MIRRORED):
+        for form in (FUSED, "", MIRRORED) if key.direction.startswith("forward+") else ("", MIRRORED):
             self._listed += self._built(form)
 
     def candidates(self) -> Generator[Candidate, None, None]:
@@ -121,7 +134,7 @@ class Search:
         most = max((built.workspace for built in listed), default=0)
         dtype = dtypes.of(key.dtype)
         shapes = [in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],)]
-        shapes += [key.w] if key.direction == "weights" else []
+        shapes += [key.w] if key.direction == "weights" else shapes[2:3] if SUM in key.direction else []
         sizes = [aligned(math.prod(shape) * dtype.itemsize) for shape in shapes]
         cold = max(aligned(most), _COLD)
         with self.device.scratch(sum(sizes) + cold + _places(key)[-1]) as address:
@@ -135,7 +148,7 @@ class Search:
                 name = in_parts(built.name, built.parts)
                 yield Candidate(name, number, built.workspace, self._runner(built))
             if min(self._best) == math.inf or (key.group > 1 and key.w[1] == 1):
-                yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, self.arrays[:4]))
+                yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, self.arrays))
 
     def _built(self, form: str) -> Iterator[_Built]:
         """The plans that can be built; those whose workspace is not modest with the images in so few parts that it is,
@@ -143,6 +156,8 @@ class Search:
         found = 0
         large: dict[str, int] = {}
         for index, name, graph in self.cudnn.listed(self.key, form):
+            if form == FUSED and dtypes.is_half(dtypes.of(self.key.dtype)) and loses_nan(name):
+                continue  # a ReLU mostly follows, and has none of its own there
             if found < _MOST and self.cudnn.built(graph, index):
                 workspace = self._workspace(form, graph, index)
                 if workspace <= self.key.modest:
@@ -172,9 +187,10 @@ class Search:
         """Runs a plan as the op would, the bias and the sum of the parts included."""
         key, follow = self.key, self.cudnn.follow
         x, w, y, b = self.arrays[:4]
-        fresh = self.arrays[-1]
+        fresh = other = self.arrays[-1]
         form = form_of(built.name)
-        biased = key.direction == "forward+bias" and form != FUSED
+        uids, words = arrays_of(key, form == FUSED), key.direction.split("+")
+        biased, summed, relu = ("bias" in words, "sum" in words, "relu" in words)
         scratch = self._cold.address + mirrored_bytes(key, form)
 
         def run() -> None:
@@ -187,15 +203,18 @@ class Search:
                     2: (fresh if adds else w).address,
                     3: y.address + part * (y.nbytes // built.parts),
                 }
-                if form == FUSED:
-                    addresses[4] = b.address
+                addresses |= {4: b.address, 5: other.address + part * (y.nbytes // built.parts)}
+                addresses = {uid: addresses[uid] for uid in uids}
                 if form == MIRRORED:
                     addresses = {1: addresses[3], 2: self._cold.address, 3: addresses[1]}
                 built.graph.execute_plan_at_index(addresses, scratch, built.place, handle=follow())
                 if adds:
                     add(fresh, w)
-            if biased:
-                add_bias(b, y, key.layout)
+            if form != FUSED:
+                if summed:
+                    add_sum(b if biased else None, other, y, key.layout, relu)
+                elif biased:
+                    add_bias(b, y, key.layout)
 
         return run
 
@@ -249,11 +268,11 @@ def least(run: Callable[[], float], best: float) -> float:
 
 
 def run_direct(key: Key, arrays: Sequence[Any], most: int | None = None) -> None:
-    """Our own kernel for a key, which writes whichever of x, w and y is its result; a bias is the fourth array.
+    """Our own kernel for a key, which writes whichever of x, w and y is its result; then come a bias and what is added.
 
     x and y are in the key's layout. With `most` only so many of the first elements are written.
     """
-    x, w, y, b = arrays
+    x, w, y, b, *others = arrays
     window: dict[str, Any] = {
         "stride": key.stride, "pad": key.pad, "dilation": key.dilation, "group": key.group, "layout": key.layout,
         "most": most,
@@ -263,4 +282,7 @@ def run_direct(key: Key, arrays: Sequence[Any], most: int | None = None) -> None
     elif key.direction == "weights":
         direct_backward_weights(x, y, w, accumulate=False, **window)
     else:
-        direct_forward(x, w, b if key.direction == "forward+bias" else None, y, **window)
+        words = key.direction.split("+")
+        direct_forward(x, w, b if "bias" in words else None, y, **window)
+        if "sum" in words:
+            add_sum(None, others[0], y, key.layout, "relu" in words, most)

@@ -1,7 +1,7 @@
 """cuDNN through its frontend: graphs of one convolution, the plans that can run them, and running one.
 
-The frontend is imported when a handle is made. Its arrays have numbers (uids): x is 1, w 2, y 3, the bias 4, and a plan
-takes the addresses in this order whichever of them is the result.
+The frontend is imported when a handle is made. Its arrays have numbers (uids): x is 1, w 2, y 3, the bias 4, what is
+added 5, and a plan takes the addresses in this order whichever of them is the result.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from blobmem.ops.cuda import strided
 from blobmem.ops.cuda.algorithms import Key, Shape
 from blobmem.ops.cuda.layout import aligned
 
-FUSED = "bias+"  # what the name of a plan that also adds the bias begins with
+FUSED = "bias+"  # what the name of a plan begins with that does all its direction has behind the convolution, too
 MIRRORED = "mirrored+"  # and of one that convolves by way of a gradient for the data (`Key.mirrored`)
 RELU = "forward+bias+relu"  # the direction of plans that take ReLU of that, too; no choices are made for it
+SUM = "+sum"  # in a direction: another array of y's shape is added
 _LOSES_NAN = "eng39"  # an engine that, with ReLU, makes 0 of what is no number: a net that diverged would look healthy
+_BIAS, _OTHER = 4, 5  # numbers of arrays
 _TIMES = "*"  # between the number of parts that the images are taken in, if several, and the rest of a plan's name
 
 MOST_AXES = 3  # spatial ones that cuDNN takes
@@ -85,8 +87,9 @@ class Cudnn:
     def listed(self, key: Key, form: str = "") -> Iterator[tuple[int, str, Any]]:
         """(index, name, graph) of every plan for a key that its math and its determinism allow, none of them built.
 
-        With the form FUSED those of the convolution and its bias together, with MIRRORED those of the gradient for the
-        data that it is; with RELU those that keep what is no number. Nothing where cuDNN does not support the graph.
+        With the form FUSED those of all that the direction says together, and where ReLU is among that those that keep
+        what is no number; with MIRRORED those of the gradient for the data that it is. Nothing where cuDNN does not
+        support the graph.
         """
         run = key.mirrored if form == MIRRORED else key
         if run is None:
@@ -104,7 +107,7 @@ class Cudnn:
         for index in range(graph.get_execution_plan_count()):
             engine = graph.get_plan_name_at_index(index)
             name = form + engine
-            if name not in seen and not (key.direction == RELU and engine.partition("_")[0] == _LOSES_NAN):
+            if name not in seen and not (form == FUSED and _words(key)[-1] == "relu" and loses_nan(name)):
                 seen.add(name)
                 yield index, name, graph
 
@@ -136,6 +139,11 @@ def parts_of(name: str) -> tuple[int, str]:
     return int(parts or 1), whole
 
 
+def loses_nan(whole: str) -> bool:
+    """Whether a plan of that name would make 0 of what is no number if it took ReLU, too."""
+    return whole.removeprefix(FUSED).partition("_")[0] == _LOSES_NAN
+
+
 def form_of(whole: str) -> str:
     """FUSED, MIRRORED or nothing: the form of a plan of that name."""
     return next((form for form in (FUSED, MIRRORED) if whole.startswith(form)), "")
@@ -161,7 +169,7 @@ class Plan:
         name: as choices have it.
         workspace: bytes that it needs.
         parts: how many parts it takes the images in; each is a run of its own.
-        fused: whether it adds the bias, too.
+        fused: whether it adds the bias, and the other array, too.
         relu: whether it takes ReLU of that.
     """
 
@@ -173,24 +181,26 @@ class Plan:
         self.parts, whole = parts_of(name)
         form = form_of(whole)
         self.fused = form == FUSED
-        self.relu = key.direction == RELU
+        self.relu = self.fused and _words(key)[-1] == "relu"
         part, width = key.part(self.parts), dtypes.of(key.dtype).itemsize
-        self._steps = math.prod(part.x) * width, 0, math.prod(part.y) * width, 0
+        uids, steps = arrays_of(key, self.fused), {1: math.prod(part.x) * width, 3: math.prod(part.y) * width}
+        self._steps = [steps.get(3 if uid == _OTHER else uid, 0) for uid in uids]
         self._weights, self._front = (key.w, dtypes.of(key.dtype)), mirrored_bytes(key, form)
         self.workspace = int(graph.get_workspace_size()) + self._front
         graph._prepare_variant_pack_template()
-        order, expected = graph._get_variant_pack_uids_sorted(), [1, 2, 3, 4] if self.fused else [1, 2, 3]
-        if order != expected:
-            raise DeviceError(f"the cuDNN frontend orders a convolution's arrays {order}, expected was {expected}")
+        order = graph._get_variant_pack_uids_sorted()
+        if order != uids:
+            raise DeviceError(f"the cuDNN frontend orders a convolution's arrays {order}, expected was {uids}")
         self._run = graph._execute_with_ptrs
 
     def run(self, addresses: list[int], workspace: int, part: int = 0) -> None:
-        """Queue a part, on addresses of x, w, y (and the bias if fused) and of the workspace, on the compute stream.
+        """Queue a part, on addresses of x, w, y (and if fused of bias and other) and of the workspace, on the compute
+        stream.
 
         A weights' gradient is that of the part. Raises DeviceError if cuDNN refuses.
         """
         if part:
-            addresses = [start + part * step for start, step in zip(addresses, self._steps, strict=False)]
+            addresses = [start + part * step for start, step in zip(addresses, self._steps, strict=True)]
         if self._front:
             x, w, y = addresses
             if not part:
@@ -209,17 +219,30 @@ def barred(key: Key) -> tuple[str, ...]:
     return (*notes, "NONDETERMINISTIC") if key.deterministic else notes
 
 
+def _words(key: Key) -> list[str]:
+    """What a direction says: "forward", "data" or "weights", and what follows it."""
+    return key.direction.split("+")
+
+
+def arrays_of(key: Key, fused: bool) -> list[int]:
+    """The numbers of the arrays that a plan takes, with all that the direction says if it is `fused`."""
+    words = _words(key) if fused else ()
+    return [1, 2, 3, *[_BIAS] * ("bias" in words), *[_OTHER] * ("sum" in words)]
+
+
 def build_graph(cudnn: Any, key: Key, fused: bool = False, handle: int | None = None) -> Any:
     """The frontend's graph for a key, not yet validated.
 
-    With `fused` a bias is added to what a forward pass gives, and where the direction is RELU that is taken of it.
+    With `fused` what the direction says is done to what a forward pass gives: another array and a bias are added, and
+    ReLU is taken.
     """
     number = getattr(cudnn.data_type, _TYPES[key.dtype])
     inner = getattr(cudnn.data_type, _TYPES[dtypes.exact(dtypes.of(key.dtype)).name])
     graph = cudnn.pygraph(
         name=key.direction, io_data_type=number, intermediate_data_type=inner, compute_data_type=inner, handle=handle
     )
-    shapes = {1: _planar(key.x), 2: _planar(key.w), 3: _planar(key.y), 4: _planar((1, key.w[0], *[1] * len(key.pad)))}
+    shapes = {1: _planar(key.x), 2: _planar(key.w), 3: _planar(key.y), _OTHER: _planar(key.y)}
+    shapes[_BIAS] = _planar((1, key.w[0], *[1] * len(key.pad)))
 
     def tensor(uid: int) -> Any:
         shape = shapes[uid]
@@ -239,9 +262,12 @@ def build_graph(cudnn: Any, key: Key, fused: bool = False, handle: int | None = 
     def between(value: Any) -> Any:
         return value.set_dim(shape).set_stride(strides(shape, key.layout)).set_data_type(inner)
 
-    if fused:
-        result = graph.bias(input=between(result), bias=tensor(4))
-    if key.direction == RELU:
+    words = _words(key) if fused else ()
+    if "sum" in words:  # in the order in which cuDNN has kernels for all of it
+        result = graph.add(a=between(result), b=tensor(_OTHER))
+    if "bias" in words:
+        result = graph.bias(input=between(result), bias=tensor(_BIAS))
+    if "relu" in words:
         result = graph.relu(input=between(result))
     result.set_output(True).set_data_type(number).set_dim(shape).set_stride(strides(shape, key.layout)).set_uid(uid)
     return graph

@@ -26,6 +26,15 @@ def conv_relu_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaAr
     conv.forward(x, w, b, y, ws, window, relu=True, turned=turned)
 
 
+@op(family="cuda", workspace=conv.forward_sum_bytes)
+def conv_sum_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, other: CudaArray, y: CudaArray, *,
+                     ws: CudaArray | None = None, stride: conv.Shape, pad: conv.Shape, dilation: conv.Shape, group: int,
+                     relu: bool, layout: str = "NCHW", turned: bool = False) -> None:  # fmt: skip
+    """y = `conv_forward` plus other, which is of y's size, and with `relu` max(0, .) of that."""
+    window = stride, pad, dilation, group, layout
+    conv.forward(x, w, b, y, ws, window, relu=relu, turned=turned, other=other)
+
+
 @op(family="cuda", workspace=only_products)
 def inner_product_relu_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, transpose: bool,
                                ws: CudaArray) -> None:  # fmt: skip

@@ -68,7 +68,7 @@ class Graph:
         return self.get_workspace_size_plan_at_index(self.current)
 
     def _get_variant_pack_uids_sorted(self):
-        return [1, 2, 3, 4] if self.fused else [1, 2, 3]
+        return cudnn.arrays_of(self.key, self.fused)
 
     def execute_plan_at_index(self, addresses, workspace, index, handle):
         self.current = index
@@ -78,19 +78,27 @@ class Graph:
         assert handle == 77
         key = self.key
         shapes = (in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],))
-        arrays = [CudaArray(a, s, self.key.dtype, self.device) for a, s in zip(addresses, shapes, strict=False)]
-        assert len(arrays) == 3 + self.fused
-        relu = key.direction == cudnn.RELU
-        direction = key.direction.removesuffix("+relu") if self.fused else key.direction.removesuffix("+bias")
-        with self.weights_in_order(arrays[1]) as w:
-            arrays[1] = w
-            conv_search.run_direct(key._replace(direction=direction), [*arrays, *[None] * (4 - len(arrays))])
+        uids = cudnn.arrays_of(key, self.fused)
+        given = {
+            uid: CudaArray(address, shapes[2 if uid == 5 else uid - 1], key.dtype, self.device)
+            for uid, address in zip(uids, addresses, strict=True)
+        }
+        direction, relu, _ = key.direction.partition("+relu") if self.fused else (key.direction.split("+")[0], "", "")
+        direction = direction.replace("+sum", "")
+        with self.weights_in_order(given[2]) as w:
+            arrays = [given[1], w, given[3], given.get(4)]
+            conv_search.run_direct(key._replace(direction=direction), arrays)
             if self.plans[self.current][0] == "wrong":
-                result = arrays[conv_search._RESULT[direction]]
+                result = arrays[conv_search._RESULT.get(direction, 2)]
                 memory = np.frombuffer((ctypes.c_char * result.nbytes).from_address(result.address), result.dtype)
                 memory *= np.float32(0.99)
+        y, other = (
+            each and np.frombuffer((ctypes.c_char * each.nbytes).from_address(each.address), np.float32)
+            for each in (given[3], given.get(5))
+        )
+        if other is not None:
+            y += other
         if relu:
-            y = np.frombuffer((ctypes.c_char * arrays[2].nbytes).from_address(arrays[2].address), np.float32)
             if self.plans[self.current][0].startswith("eng39"):
                 np.fmax(y, 0, out=y)
             else:
@@ -276,8 +284,8 @@ def test_scratch_is_given_back(gpu):
 
 def test_another_order_of_arrays_is_noticed(gpu):
     key = conv_plans.key_of("forward", gpu, *[ArraySpec(SHAPES[n], np.dtype("float32")) for n in "xw"], **WINDOW)
-    graph = Graph(gpu, key, True, gpu.plans)
-    graph.current = 0
+    graph = Graph(gpu, key, False, gpu.plans)
+    graph.current, graph._get_variant_pack_uids_sorted = 0, lambda: [2, 1, 3]
     with pytest.raises(DeviceError, match="orders"):
         cudnn.Plan(gpu.library("cudnn", cudnn.Cudnn), graph, key, "eng0")
 
@@ -413,6 +421,70 @@ def test_relu_of_images_with_channels_of_zeros(gpu, rng, fused, twins, kernels):
     gpu.relu_plans = {"eng0": (256, (), 0.5)} if twins else {}
     wide = sum(map(layout.aligned, (2 * 5 * 6 * 16, 4 * 3 * 9 * 4, 4 * 9 * 16)))
     assert with_relu(gpu, rng, "NHWC", 256 * fused + wide) == kernels
+
+
+def with_sum(gpu, rng, order, relu, with_bias=True, turned=False):
+    """Run a convolution, what is added and perhaps ReLU, in the workspace that the op asks for: the bytes."""
+    at = arrays(gpu, rng, **FOUR, other=(2, 4, 5, 6))
+    b, window = at.b if with_bias else None, {**WINDOW, "layout": order}
+    if order == "NHWC":
+        for name in ("x", "other", "y"):
+            array = np.ascontiguousarray(np.moveaxis(getattr(at, name + "_values"), 1, -1))
+            setattr(at, name, gpu.as_array(getattr(at, name + "_address"), array.shape, np.float32))
+            gpu.memcpy_htod(getattr(at, name + "_address"), array)
+    if turned:
+        gpu.memcpy_htod(at.w_address, np.ascontiguousarray(np.moveaxis(at.w_values, 1, -1)))
+        window["turned"] = True
+    operands = at.x, at.w, b, at.other, at.y
+    nbytes, ws = workspace(gpu, "conv_sum_forward", *operands, relu=relu, **window)
+    gpu.launches.clear()
+    table("cuda")["conv_sum_forward"](*operands, ws=ws, relu=relu, **window)
+    at.b_values[...] *= with_bias
+    y, theirs = fetched(gpu, at, "y"), np.empty(at.other_values.shape, np.float32)
+    table("host")["conv_forward"](at.x_values, at.w_values, at.b_values, theirs, **WINDOW)
+    theirs += at.other_values
+    np.testing.assert_allclose(np.moveaxis(y, -1, 1) if order == "NHWC" else y, np.maximum(theirs, 0) if relu else theirs,
+                               atol=1e-5)  # fmt: skip
+    return nbytes
+
+
+@ORDERS
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("milliseconds, kernels", [(0.5, set()), (3.0, {"add_sum"})])
+def test_a_sum_in_the_plan_or_after_it(gpu, rng, order, relu, with_bias, milliseconds, kernels):
+    gpu.fused_plans = gpu.relu_plans = {"eng7": (512, (), milliseconds)}
+    assert with_sum(gpu, rng, order, relu, with_bias) == TURNED[order] + 512 * (not kernels)
+    assert {"add_sum", "add_bias", "relu"} & set(gpu.launches) == kernels
+    (key,) = gpu.made.plans
+    assert key.direction == "forward" + "+bias" * with_bias + "+sum" + "+relu" * relu
+    assert gpu.measured == ["bias+eng7", "eng0"]
+    gpu.restart()
+    with_sum(gpu, rng, order, relu, with_bias)
+    assert gpu.measured == []
+
+
+@ORDERS
+def test_a_sum_after_our_own_kernels(gpu, rng, order):
+    gpu.plans = {}
+    assert with_sum(gpu, rng, order, True) == 0
+    assert gpu.measured == ["direct"]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_weights_that_are_turned_already(gpu, rng, direct):
+    """A plan takes them as they are; our own kernels, in the order of files."""
+    if direct:
+        gpu.plans = {}
+    assert with_sum(gpu, rng, "NHWC", True, turned=True) == layout.aligned(4 * 4 * 4 * 9) * direct
+    assert [name for name in gpu.launches if name.startswith("copy")] == ["copy_3"] * direct
+
+
+def test_halves_choose_no_plan_that_would_lose_what_is_no_number(gpu):
+    gpu.fused_plans = {"eng39_k1=0": (0, (), 0.1), "eng7": (0, (), 0.5)}
+    x, w = (ArraySpec(SHAPES[name], np.dtype("float16")) for name in "xw")
+    conv_plans.room_of(conv_plans.key_of("forward+bias", gpu, x, w, **WINDOW), gpu)
+    assert gpu.measured == ["bias+eng7", "eng0"]
 
 
 IMAGES = {"x": (6, 4, 5, 6), "w": (4, 4, 3, 3), "y": (6, 4, 5, 6)}

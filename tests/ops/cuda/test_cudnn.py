@@ -31,11 +31,13 @@ def key(window, direction="forward", dtype="float32", layout="NCHW", math="fp32"
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", dtypes.NAMES)
-@pytest.mark.parametrize("direction", ["forward", "forward+bias", RELU, "data", "weights"])
+@pytest.mark.parametrize(
+    "direction", ["forward", "forward+bias", RELU, "forward+sum", "forward+bias+sum+relu", "data", "weights"]
+)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_frontend_accepts_the_graph(cudnn, window, direction, dtype, layout):
     problem = key(window, direction, dtype, layout)
-    graph = build_graph(cudnn, problem, fused=direction in ("forward+bias", RELU))
+    graph = build_graph(cudnn, problem, fused=direction.startswith("forward+"))
     graph.validate()
     dims = {"x": problem.x, "w": problem.w, "y": problem.y}
     for uid, shape in enumerate(dims.values(), 1):

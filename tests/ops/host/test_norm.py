@@ -72,7 +72,9 @@ def test_batch_norm_with_global_statistics(shape, in_place, dtype, close, garbag
 
 @pytest.mark.parametrize("axis, turned", [(0, False), (0, True), (1, False)])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_folded_weights_do_what_batch_norm_and_scale_would_do_to_the_outputs(dtype, close, garbage, axis, turned, scaled):
+def test_folded_weights_do_what_batch_norm_and_scale_would_do_to_the_outputs(
+    dtype, close, garbage, axis, turned, scaled
+):
     outputs, w = 5, values(dtype, *((5, 3, 2) if axis == 0 else (4, 5)))
     mean, gamma, beta, b = (values(dtype, outputs, seed=seed) for seed in range(1, 5))
     variance, factor = values(dtype, outputs, seed=5) ** 2, np.array([4], dtype)

@@ -216,6 +216,15 @@ extern "C" __global__ void add_bias(const D *b, D *y, i64 n, i64 channels, i64 p
   });
 }
 
+// y += other, and b per channel unless it is null, with ReLU if wanted.
+extern "C" __global__ void add_sum(const D *b, const D *other, D *y, i64 n, i64 channels, i64 plane, int relu) {
+  map2_channels(y, other, y, n, channels, plane, [=](i64 c, T v, T more) {
+    v += more;
+    if (b) v += b[c];
+    return relu && v <= 0 ? (T)0 : v;
+  });
+}
+
 extern "C" __global__ void add(const D *x, D *y, i64 n) {
   map2(y, x, y, n, [](T a, T b) { return a + b; });
 }
