@@ -2,11 +2,12 @@
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
     python benchmarks/gpu.py --nets resnet50:256 --maths tf32 --phases train --torch eager,channels_last,compile,graph
+    python benchmarks/gpu.py --nets resnet50_v2:1,resnet50_v2:128 --maths float16 --phases infer --group 20
     python benchmarks/gpu.py --device cpu --batch 2 --steps 4 --nets googlenet    # a dry run
 
 The data is constant and on the device. A training step is forward, backward and SGD with momentum and weight decay;
-inference is the deploy net. Each net has a process of its own. What fails is recorded as its message, and the rest goes
-on. A file that is there keeps the rows that are not measured again.
+inference is the deploy net, with random weights. Each net has a process of its own. What fails is recorded as its
+message, and the rest goes on. A file that is there keeps the rows that are not measured again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def arguments() -> argparse.Namespace:
         "--maths",
         type=words,
         default=["fp32", "tf32"],
-        help="default: fp32,tf32; float16 and bfloat16 are ours alone (--torch none)",
+        help="default: fp32,tf32; PyTorch trains in no others, float16 and bfloat16 are for inference there",
     )
     parser.add_argument("--phases", type=words, default=["train", "infer"], help="default: train,infer")
     parser.add_argument(
@@ -155,7 +156,7 @@ def better_layout(sides: dict[str, Any], math: str) -> str:
     """The layout in which eager PyTorch was faster; where it was not timed, what is known to be."""
     timed = {name: sides[name]["ms"] for name in ("eager", "channels_last") if "ms" in sides.get(name, {})}
     if len(timed) < 2:
-        return "channels_last" if math == "tf32" else "NCHW"
+        return "NCHW" if math == "fp32" else "channels_last"
     return "NCHW" if timed["eager"] <= timed["channels_last"] else "channels_last"
 
 

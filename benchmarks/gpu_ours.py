@@ -50,6 +50,7 @@ class Ours:
                 net = inputs.with_inputs(model, batch, deploy=True)
                 self.net = blobmem.Net(net, blobmem.TEST, seed=1, forward_only=True, **given)
                 inputs.fill(self.net, CLASSES)
+                inputs.fill_weights(self.net)
                 step = self.net.run_forward  # a deploy net has no loss to read
             self.contestant = Contestant(step, self._synchronize)
             self.contestant.take(1)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 NAMES = {"caffenet": "CaffeNet", "vgg16": "VGG-16", "googlenet": "GoogLeNet", "resnet50": "ResNet-50",
-         "resnet1001": "ResNet-1001", "inception_v3": "Inception-v3", "lenet": "LeNet"}  # fmt: skip
+         "resnet50_v2": "ResNet-50 v2", "resnet1001": "ResNet-1001", "inception_v3": "Inception-v3",
+         "lenet": "LeNet"}  # fmt: skip
 PHASES = {"train": "Training step", "infer": "Inference"}
 _STEP = {"train": ["`Solver.step`"], "infer": []}  # a column that only training has
 EAGER = ("eager", "channels_last")

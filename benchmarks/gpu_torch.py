@@ -13,6 +13,7 @@ from benchmarks import inputs
 from benchmarks.clock import Contestant, Deadline
 from benchmarks.host import images
 from benchmarks.torch_nets import twin
+from blobmem import dtypes
 
 MIB = 2**20
 CLASSES = 10  # of the labels: as many as any net has
@@ -37,6 +38,7 @@ class Theirs:
         self.place = torch.device(word)
         self.on_gpu = self.place.type == "cuda"
         set_math(math)
+        self.dtype = getattr(torch, math) if math in dtypes.HALVES else torch.float32
         step = self._step(model, batch, phase)
         if variant == "graph":
             step = self._captured(step)
@@ -47,13 +49,15 @@ class Theirs:
 
     def _step(self, model: str, batch: int, phase: str) -> Callable[[], Any]:
         train = phase == "train"
+        if train and self.dtype != torch.float32:
+            raise ValueError("PyTorch is timed in halves for inference alone")
         counting = blobmem.SimulatedDevice(compute=False)
         param = inputs.with_inputs(model, batch, deploy=not train)
         net = blobmem.Net(param, blobmem.TRAIN if train else blobmem.TEST, device=counting)
         form = torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
-        module: Any = twin(net).train(train).to(self.place, memory_format=form)
+        module: Any = twin(net).train(train).to(self.place, self.dtype, memory_format=form)
         data, labels = images(tuple(net.blobs["data"].shape[1:]), CLASSES, batch)
-        x = torch.from_numpy(data).to(self.place, memory_format=form)
+        x = torch.from_numpy(data).to(self.place, self.dtype, memory_format=form)
         y = torch.from_numpy(labels).long().to(self.place)
         parameters = list(module.parameters())
         if self.name in MODES:
@@ -137,7 +141,7 @@ def _infer(module: Any, x: Any) -> None:
 
 
 def set_math(math: str) -> None:
-    """fp32: no TF32 anywhere; tf32: wherever PyTorch can. The fastest algorithms, found by timing."""
+    """fp32: no TF32 anywhere; tf32: wherever PyTorch can. The fastest algorithms, found by timing, in halves, too."""
     allowed = math == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed

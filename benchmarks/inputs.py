@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import blobmem
 from benchmarks.host import images
@@ -47,6 +50,19 @@ def solver_of(net: Any, tests: bool = False, **options: Any) -> Any:
         param.test_iter.append(1)
         param.test_interval, param.test_initialization = 1 << 30, False  # when it is asked for
     return blobmem.get_solver(param, **options)
+
+
+def fill_weights(net: Any) -> None:
+    """Give a net whose file has no fillers random weights, and statistics that change nothing: a GPU takes less power,
+    and so is faster, where it multiplies zeros."""
+    values = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+    for node in net.nodes:
+        blobs = node.layer.blobs
+        if node.layer.type == "BatchNorm":
+            for blob, value in zip(blobs, (0, 1, 1), strict=True):
+                blob.data[...] = value
+        elif blobs and blobs[0].num_axes > 1:
+            blobs[0].data[...] = np.resize(values, blobs[0].shape) / math.sqrt(blobs[0].count_of(1))
 
 
 def fill(net: Any, classes: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_devices import needs_compiler
+from cuda_devices import GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
 from plan_nets import layer
 
@@ -91,13 +91,18 @@ def close(one, other, dtype="float32"):
 FOLDED = {"conv_relu_forward": 1, "conv_forward": 1, "inner_product_forward": 1, "tanh_forward": 1}
 
 
+DEVICES = pytest.mark.parametrize(
+    "device", [pytest.param(emulated, id="emulated"), pytest.param(lambda: emulated(False), id="channels second"), GPU]
+)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("memory", ["keep", "inference"])
-@pytest.mark.parametrize("last", [False, True])
-def test_results_are_the_same_in_fewer_calls(dtype, memory, last):
+@DEVICES
+def test_results_are_the_same_in_fewer_calls(dtype, memory, device):
     expected = run(made(text(), HOST, ()))
-    net = made(text(), emulated(last), dtype=dtype, memory=memory)
-    for _ in range(2):
+    net = made(text(), device(), dtype=dtype, memory=memory)
+    for _ in range(4):
         close(run(net), expected, dtype)
     assert ops(net) == FOLDED
 
@@ -337,14 +342,14 @@ def residual(bottoms="p b", relu=True, more=""):
     )
 
 
-@pytest.mark.parametrize("last", [False, True])
+@DEVICES
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("bottoms, relu", [("p b", True), ("b p", False)])
-def test_planned_halves_sum_while_they_convolve(last, dtype, bottoms, relu):
+def test_planned_halves_sum_while_they_convolve(device, dtype, bottoms, relu):
     expected = run(made(residual(bottoms, relu), HOST, ()))
     for memory in ("keep", "inference"):
-        net = made(residual(bottoms, relu), emulated(last), dtype=dtype, memory=memory)
-        for _ in range(2):
+        net = made(residual(bottoms, relu), device(), dtype=dtype, memory=memory)
+        for _ in range(4):
             close(run(net), expected, dtype)
         found = ops(net)
         assert found["conv_sum_forward"] == 2 * (memory == "inference")

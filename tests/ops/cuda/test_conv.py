@@ -101,6 +101,30 @@ def test_convolution_and_relu(cuda, make, case, dtype, bias):
 
 @dtypes
 @cases
+@pytest.mark.parametrize("bias, relu", [(True, True), (False, False)])
+def test_convolution_and_sum(cuda, make, rng, case, dtype, bias, relu):
+    """The same and another array; with the channels last, weights in either order."""
+    (x, w, b, y), window = make(case, dtype)
+    b, other = b if bias else None, rng.normal(size=y.shape).astype(dtype)
+    expected = cuda.run("conv_forward", x, w, b, full(y), **window)[3] + other
+    expected = np.maximum(expected, 0) if relu else expected
+    runs = [(x, w, other, full(y), {})]
+    if case in FLAT:
+        turned = last(w).reshape(w.shape)
+        runs += [(last(x), w, last(other), last(full(y)), {"layout": "NHWC"})]
+        if w.shape[1] > 1:
+            runs += [(last(x), turned, last(other), last(full(y)), {"layout": "NHWC", "turned": True})]
+    for mine, weights, added, out, options in runs:
+        got = cuda.run("conv_sum_forward", mine, weights, b, added, out, relu=relu, **window, **options)[4]
+        close = 1e-5 if dtype == np.float32 else 1e-12
+        if cuda.device.name.startswith("cuda"):
+            close *= 10
+        wanted = last(expected) if options else expected
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=close * np.abs(expected).max())
+
+
+@dtypes
+@cases
 def test_convolution_backward(compare, make, case, dtype):
     (x, w, _, dy), window = make(case, dtype)
     compare("conv_backward_data", dy, w, full(x), **window)
