@@ -6,15 +6,21 @@ import argparse
 from pathlib import Path
 
 from .alexnet import alexnet, caffenet
+from .densenet264 import densenet264
 from .googlenet import googlenet
 from .inception_v3 import inception_v3
+from .lstm_lm import lstm_lm
 from .resnet50 import resnet50
 from .resnet50_v2 import resnet50_v2
 from .resnet1001 import resnet1001
 from .squeezenet import squeezenet
 from .vgg16 import vgg16
+from .vnet import vnet
 
-NETS = (alexnet, caffenet, googlenet, inception_v3, resnet50, resnet50_v2, resnet1001, squeezenet, vgg16)
+NETS = (
+    alexnet, caffenet, densenet264, googlenet, inception_v3, lstm_lm, resnet50, resnet50_v2, resnet1001, squeezenet,
+    vgg16, vnet,
+)  # fmt: skip
 
 
 def main() -> None:

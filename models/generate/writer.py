@@ -71,16 +71,18 @@ MSRA: Fields = {"type": "msra"}
 class Net:
     """A net under construction; every method adds layers and returns the name of the blob they write.
 
-    `shape` is (channels, height, width) of `data` as the net sees it. `folder` is the model's folder under `models/`.
-    `bias_doubled`: biases learn twice as fast as weights and do not decay, as in Caffe's own nets.
+    `shape` is that of an item of `data` as the net sees it, mostly (channels, height, width); `further` has those of
+    other inputs that are not one number an item. `folder` is the model's folder under `models/`. `bias_doubled`: biases
+    learn twice as fast as weights and do not decay, as in Caffe's own nets.
     """
 
     name: str
     folder: str
     title: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     deploy: bool
     bias_doubled: bool = True
+    further: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     layers: list[Fields] = field(default_factory=list)
 
     def text(self) -> str:
@@ -91,7 +93,8 @@ class Net:
             "# Written by `python -m models.generate`; change models/generate and run that.",
         ]
         if not self.deploy:
-            head.append("# input-shape: data=" + "x".join(map(str, self.shape)))
+            stated = {"data": self.shape, **self.further}
+            head += [f"# input-shape: {blob}=" + "x".join(map(str, dims)) for blob, dims in stated.items()]
         head.append(inline("name", self.name))
         return "\n".join(head + lines("layer", self.layers)) + "\n"
 
@@ -133,6 +136,22 @@ class Net:
             )
         return "data"
 
+    def hdf5(self, train: int, test: int, deploy: int) -> str:
+        """The input: HDF5 files that `python -m models.generate.data` writes, in the deploy file Input layers.
+
+        Tops are `data` and the `further` ones, of which the deploy file lacks `label`. Numbers are rows in a batch.
+        """
+        shapes = {"data": self.shape, **self.further}
+        if self.deploy:
+            for top, dims in shapes.items():
+                if top != "label":
+                    self.layer(top, "Input", (), top, input_param={"shape": {"dim": [deploy, *dims]}})
+            return "data"
+        for phase, split, batch in ((TRAIN, "train", train), (TEST, "test", test)):
+            source = {"source": f"models/{self.folder}/{split}_h5.txt", "batch_size": batch}
+            self.layer("data", "HDF5Data", (), [*shapes], include={"phase": phase}, hdf5_data_param=source)
+        return "data"
+
     def conv(
         self,
         name: str,
@@ -158,20 +177,25 @@ class Net:
         param |= {"group": group} if group > 1 else {}
         return self._weighted(name, "Convolution", bottom, "convolution_param", param, weight, bias, phase)
 
+    def deconv(self, name: str, bottom: str, outputs: int, kernel: int, *, stride: int, weight: Fields = XAVIER) -> str:
+        """A transposed convolution with a bias."""
+        param = {"num_output": outputs, "kernel_size": kernel, "stride": stride}
+        return self._weighted(name, "Deconvolution", bottom, "convolution_param", param, weight, 0, None)
+
     def fc(
         self,
         name: str,
         bottom: str,
         outputs: int,
         *,
+        axis: int = 1,
         weight: Fields = XAVIER,
         bias: float = 0,
         phase: Word | None = None,
     ) -> str:
-        """A fully connected layer; `bias` is what the bias starts from."""
-        return self._weighted(
-            name, "InnerProduct", bottom, "inner_product_param", {"num_output": outputs}, weight, bias, phase
-        )
+        """A fully connected layer over `axis` and those after it; `bias` is what the bias starts from."""
+        param = {"num_output": outputs} | ({"axis": axis} if axis != 1 else {})
+        return self._weighted(name, "InnerProduct", bottom, "inner_product_param", param, weight, bias, phase)
 
     def _weighted(
         self,
@@ -218,6 +242,10 @@ class Net:
         """In place."""
         return self.layer(name, "ReLU", blob, blob, include=_only(phase))
 
+    def prelu(self, name: str, bottom: str) -> str:
+        """With a slope for each channel, and a top of its own: its gradient needs the bottom."""
+        return self.layer(name, "PReLU", bottom, name)
+
     def dropout(self, name: str, blob: str, ratio: float) -> str:
         """In place."""
         return self.layer(name, "Dropout", blob, blob, dropout_param={"dropout_ratio": ratio})
@@ -253,26 +281,41 @@ class Net:
         """Along the channels."""
         return self.layer(name, "Concat", bottoms, name)
 
-    def head(self, scores: str, *, top5: bool = True) -> None:
-        """What follows the last scores: a softmax in the deploy file, else accuracies (test phase) and the loss."""
+    def head(self, scores: str, *, top5: bool = True, axis: int = 1) -> None:
+        """What follows the last scores: a softmax in the deploy file, else accuracies (test phase) and the loss.
+
+        Classes are along `axis`.
+        """
+        along = {"axis": axis} if axis != 1 else None
         if self.deploy:
-            self.layer("prob", "Softmax", scores, "prob")
+            self.layer("prob", "Softmax", scores, "prob", softmax_param=along)
             return
-        self.accuracy("accuracy", scores)
+        self.accuracy("accuracy", scores, axis=axis)
         if top5:
             self.accuracy("accuracy_top5", scores, top_k=5)
-        self.loss("loss", scores)
+        self.loss("loss", scores, axis=axis)
 
-    def accuracy(self, name: str, scores: str, top_k: int = 1) -> None:
+    def accuracy(self, name: str, scores: str, top_k: int = 1, axis: int = 1) -> None:
         """In the test phase only."""
-        param = {"top_k": top_k} if top_k > 1 else None
-        self.layer(name, "Accuracy", [scores, "label"], name, include=_only(TEST), accuracy_param=param)
+        param = ({"top_k": top_k} if top_k > 1 else {}) | ({"axis": axis} if axis != 1 else {})
+        self.layer(name, "Accuracy", [scores, "label"], name, include=_only(TEST), accuracy_param=param or None)
 
     def loss(
-        self, name: str, scores: str, *, top: str | None = None, weight: float | None = None, phase: Word | None = None
+        self,
+        name: str,
+        scores: str,
+        *,
+        top: str | None = None,
+        weight: float | None = None,
+        phase: Word | None = None,
+        axis: int = 1,
     ) -> None:
         """Softmax and cross entropy."""
-        self.layer(name, "SoftmaxWithLoss", [scores, "label"], top or name, include=_only(phase), loss_weight=weight)
+        along = {"axis": axis} if axis != 1 else None
+        self.layer(
+            name, "SoftmaxWithLoss", [scores, "label"], top or name,
+            include=_only(phase), loss_weight=weight, softmax_param=along,
+        )  # fmt: skip
 
 
 def _only(phase: Word | None) -> Fields | None:

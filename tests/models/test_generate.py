@@ -18,7 +18,7 @@ def test_generated_files_are_the_ones_kept(tmp_path: Path) -> None:
         for path in MODELS.glob("*/*.prototxt")
         if path.parent.name != "lenet" and path.name != "solver.prototxt"
     )
-    assert written == kept and len(kept) == 18
+    assert written == kept and len(kept) == 24
     for path in kept:
         assert (tmp_path / path).read_bytes() == (MODELS / path).read_bytes(), (
             f"models/{path} is not what the generator writes: run `python -m models.generate`"

@@ -28,6 +28,8 @@ class Model(NamedTuple):
     auxiliary: int = 0  # parameters that only the training net has, or both nets of the train/test file
     classes: int = 1000
     test_images: int = 50_000
+    label: Shape = ()
+    axis: int = 1  # of classes
 
 
 ZOO = {
@@ -44,7 +46,12 @@ ZOO = {
     "resnet1001": Model((3, 32, 32), 64, 50, 10_178_490 + 149_216, classes=10, test_images=10_000),
     "squeezenet": Model((3, 227, 227), 32, 25, 1_235_496),
     "inception_v3": Model((3, 299, 299), 32, 25, 23_834_568, 3_326_696),
-}
+    "densenet264": Model((3, 224, 224), 32, 25, 33_337_704),
+    "vnet": Model((1, 64, 128, 128), 2, 1, 65_175_314, classes=2, test_images=4, label=(64, 128, 128)),
+    # a table of 33278 x 256, 4 gates of 256 units over 256 values and 256 units with one bias, and the scores
+    "lstm_lm": Model((40,), 1408, 1408, 33278 * 256 + 4 * 256 * (256 + 256 + 1) + 33278 * (256 + 1),
+                     classes=33278, test_images=1408, label=(40,), axis=2),
+}  # fmt: skip
 PHASES = {"TRAIN": 0, "TEST": 1}
 
 
@@ -52,23 +59,26 @@ def in_phase(layer: Any, phase: str) -> bool:
     return not layer.include or any(rule.phase == PHASES[phase] for rule in layer.include)
 
 
-def pair(param: Any, name: str, default: int) -> tuple[int, int]:
-    """(height, width) of kernel, stride or pad, however the layer spells it."""
+def window(param: Any, name: str, default: int, axes: int) -> Shape:
+    """Kernel, stride or pad along each spatial axis, however the layer spells it."""
     if param.HasField(f"{name}_h"):
         return getattr(param, f"{name}_h"), getattr(param, f"{name}_w")
     given = getattr(param, "kernel_size" if name == "kernel" else name)
-    if isinstance(given, int):
-        return (given, given) if given else (default, default)
-    values = list(given) or [default]
-    return values[0], values[-1]
+    values = [given] if isinstance(given, int) and given else list(given or [default])
+    return tuple(values * axes if len(values) == 1 else values)
 
 
 def convolution(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
-    param, (batch, channels, *plane) = layer.convolution_param, bottoms[0]
-    kernel, stride, pad = (pair(param, name, default) for name, default in (("kernel", 0), ("stride", 1), ("pad", 0)))
-    out = [(size + 2 * p - k) // s + 1 for size, k, s, p in zip(plane, kernel, stride, pad, strict=True)]
+    param, (batch, channels, *sizes) = layer.convolution_param, bottoms[0]
+    defaults = (("kernel", 0), ("stride", 1), ("pad", 0))
+    kernel, stride, pad = (window(param, name, default, len(sizes)) for name, default in defaults)
+    along = list(zip(sizes, kernel, stride, pad, strict=True))
+    if layer.type == "Deconvolution":
+        out = [s * (size - 1) + k - 2 * p for size, k, s, p in along]
+    else:
+        out = [(size + 2 * p - k) // s + 1 for size, k, s, p in along]
     assert channels % param.group == 0 and param.num_output % param.group == 0
-    weights = param.num_output * (channels // param.group) * kernel[0] * kernel[1]
+    weights = param.num_output * (channels // param.group) * math.prod(kernel)
     return (batch, param.num_output, *out), weights + param.bias_term * param.num_output
 
 
@@ -86,8 +96,25 @@ def pooling(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
 
 
 def inner_product(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
-    outputs = layer.inner_product_param.num_output
-    return (bottoms[0][0], outputs), outputs * (math.prod(bottoms[0][1:]) + 1)
+    outputs, axis = layer.inner_product_param.num_output, layer.inner_product_param.axis
+    return (*bottoms[0][:axis], outputs), outputs * (math.prod(bottoms[0][axis:]) + 1)
+
+
+def embed(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
+    param = layer.embed_param
+    return (*bottoms[0], param.num_output), param.num_output * (param.input_dim + param.bias_term)
+
+
+def lstm(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
+    units, inputs = layer.recurrent_param.num_output, math.prod(bottoms[0][2:])
+    assert bottoms[1] == bottoms[0][:2], "cont has a number for each step and stream"
+    return (*bottoms[0][:2], units), 4 * units * (inputs + units + 1)
+
+
+def tile(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
+    shape = list(bottoms[0])
+    shape[layer.tile_param.axis] *= layer.tile_param.tiles
+    return tuple(shape), 0
 
 
 def concat(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
@@ -101,8 +128,10 @@ def eltwise(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
 
 
 def score(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
-    """Losses and accuracies: one number from scores and one label an image."""
-    assert math.prod(bottoms[0][2:]) == 1 and bottoms[1] == bottoms[0][:1], layer.name
+    """Losses and accuracies: one number from scores and one label for each place that has scores."""
+    axis = (layer.accuracy_param if layer.type == "Accuracy" else layer.softmax_param).axis
+    places = [size for size in (*bottoms[0][:axis], *bottoms[0][axis + 1 :]) if size > 1]
+    assert places == [size for size in bottoms[1] if size > 1], layer.name
     return (), 0
 
 
@@ -112,6 +141,11 @@ def same(layer: Any, bottoms: list[Shape]) -> tuple[Shape, int]:
 
 RULES: dict[str, Callable[[Any, list[Shape]], tuple[Shape, int]]] = {
     "Convolution": convolution,
+    "Deconvolution": convolution,
+    "Tile": tile,
+    "Embed": embed,
+    "LSTM": lstm,
+    "PReLU": lambda layer, bottoms: (bottoms[0], bottoms[0][1]),
     "Pooling": pooling,
     "InnerProduct": inner_product,
     "Concat": concat,
@@ -130,7 +164,11 @@ class Reckoned(NamedTuple):
     parameters: int
 
 
-def sources(layer: Any, shape: Shape | None) -> list[Shape] | None:
+def sources(layer: Any, shape: Shape | None, label: Shape) -> list[Shape] | None:
+    if layer.type == "HDF5Data":
+        assert shape is not None
+        batch = layer.hdf5_data_param.batch_size
+        return [(batch, *(label if top == "label" else shape)) for top in layer.top]
     if layer.type == "Data":
         assert shape is not None
         batch = layer.data_param.batch_size
@@ -143,8 +181,8 @@ def sources(layer: Any, shape: Shape | None) -> list[Shape] | None:
     return None
 
 
-def reckon(net: Any, phase: str = "TEST", shape: Shape | None = None) -> Reckoned:
-    """Every blob's shape and the number of parameters; `shape` is what Data layers give without the batch."""
+def reckon(net: Any, phase: str = "TEST", shape: Shape | None = None, label: Shape = ()) -> Reckoned:
+    """Every blob's shape and the number of parameters; data layers give `shape` and `label` for each of a batch."""
     blobs: dict[str, Shape] = {}
     writer: dict[str, int] = {}
     readers: dict[tuple[str, int], int] = {}
@@ -153,7 +191,7 @@ def reckon(net: Any, phase: str = "TEST", shape: Shape | None = None) -> Reckone
     for index, layer in enumerate(layer for layer in net.layer if in_phase(layer, phase)):
         assert layer.name not in names, f"two layers named {layer.name}"
         names.add(layer.name)
-        outs = sources(layer, shape)
+        outs = sources(layer, shape, label)
         if outs is None:
             for bottom in layer.bottom:
                 assert bottom in blobs, f"{layer.name} reads {bottom}, which nothing has written"
@@ -175,9 +213,9 @@ def zoo_net(name: str, file: str = "train_val") -> Any:
 def stated_shape(name: str) -> Shape:
     """What the line `# input-shape: data=3x227x227` in the head of the file says."""
     head = (MODELS / name / "train_val.prototxt").read_text().split("layer", 1)[0]
-    found = re.search(r"^# input-shape: data=(\d+)x(\d+)x(\d+)$", head, re.MULTILINE)
+    found = re.search(r"^# input-shape: data=(\d+(?:x\d+)*)$", head, re.MULTILINE)
     assert found, f"{name} does not state its input shape"
-    return tuple(map(int, found.groups()))
+    return tuple(map(int, found[1].split("x")))
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -186,8 +224,8 @@ def test_parameters_are_the_published_number(name: str) -> None:
     deploy = reckon(zoo_net(name, "deploy"))
     assert deploy.parameters == model.parameters
     assert deploy.blobs["data"][1:] == model.shape
-    assert deploy.blobs["prob"][1] == model.classes
-    train = reckon(zoo_net(name), "TRAIN", stated_shape(name))
+    assert deploy.blobs["prob"][model.axis] == model.classes
+    train = reckon(zoo_net(name), "TRAIN", stated_shape(name), model.label)
     assert train.parameters == model.parameters + model.auxiliary
 
 
@@ -195,7 +233,7 @@ def test_parameters_are_the_published_number(name: str) -> None:
 def test_train_and_test_nets_fit_together(name: str) -> None:
     model, net = ZOO[name], zoo_net(name)
     assert stated_shape(name) == model.shape
-    train, test = (reckon(net, phase, model.shape) for phase in ("TRAIN", "TEST"))
+    train, test = (reckon(net, phase, model.shape, model.label) for phase in ("TRAIN", "TEST"))
     assert train.blobs["data"] == (model.train_batch, *model.shape)
     assert test.blobs["data"] == (model.test_batch, *model.shape)
     for blob in train.blobs.keys() & test.blobs.keys():
@@ -205,7 +243,7 @@ def test_train_and_test_nets_fit_together(name: str) -> None:
 @pytest.mark.parametrize("name", ZOO)
 def test_deploy_has_the_layers_of_the_trained_net(name: str) -> None:
     """A snapshot of the trained net must give every layer of the deploy net its parameters."""
-    weighted = ("Convolution", "InnerProduct", "Scale", "BatchNorm")
+    weighted = ("Convolution", "Deconvolution", "InnerProduct", "Scale", "BatchNorm", "PReLU", "Embed", "LSTM")
     trained = {layer.name: layer for layer in zoo_net(name).layer if in_phase(layer, "TRAIN")}
     for layer in zoo_net(name, "deploy").layer:
         if layer.type in weighted:
@@ -218,9 +256,10 @@ def test_deploy_has_the_layers_of_the_trained_net(name: str) -> None:
 def test_every_weight_is_filled(name: str) -> None:
     """Without a filler a layer starts from zeros, and a deep net then never learns."""
     for layer in zoo_net(name).layer:
-        for param in (layer.convolution_param, layer.inner_product_param):
+        params = (layer.convolution_param, layer.inner_product_param, layer.recurrent_param, layer.embed_param)
+        for param in params:
             if param.num_output:
-                assert param.weight_filler.type in ("xavier", "msra", "gaussian"), layer.name
+                assert param.weight_filler.type in ("xavier", "msra", "gaussian", "uniform"), layer.name
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -232,8 +271,8 @@ def test_solver_belongs_to_its_model(name: str) -> None:
     assert list(solver.test_iter) == [ZOO[name].test_images // ZOO[name].test_batch]
     assert solver.test_interval > 0
     for layer in zoo_net(name).layer:
-        if layer.type == "Data":
-            assert layer.data_param.source.startswith(folder)
+        if layer.type in ("Data", "HDF5Data"):
+            assert (layer.data_param.source or layer.hdf5_data_param.source).startswith(folder)
 
 
 @pytest.mark.parametrize("name", ZOO)
