@@ -85,6 +85,7 @@ def make_device(args: argparse.Namespace) -> Device:
         math=args.math,
         deterministic=args.deterministic,
         graphs=False if getattr(args, "no_cuda_graphs", False) else None,
+        allocator=args.allocator,
     )
 
 
@@ -115,6 +116,13 @@ def add_device(parser: Any) -> None:
     parser.add_argument("--device-memory", type=nbytes, metavar="BYTES", help="most bytes to hold there, as in 8GiB")
     parser.add_argument(
         "--device-reserve", type=nbytes, metavar="BYTES", help="bytes of a GPU to leave free for others"
+    )
+    parser.add_argument(
+        "--allocator",
+        choices=("pool", "direct", "async", "rmm", "managed"),
+        help="of a GPU, where memory comes from: pool (the default), mapped chunks, which grow in place; direct, "
+        "allocations of the driver; async, its stream-ordered pool; rmm, RMM's current device resource; managed, "
+        "unified memory",
     )
     add_math(parser)
 

@@ -68,7 +68,7 @@ def get(spec: str | Device, memory: int | None = None, **options: Any) -> Device
 
     Args:
         memory: most bytes to hold there.
-        options: of `CudaDevice`: reserve, math, deterministic, graphs.
+        options: of `CudaDevice`: reserve, math, deterministic, graphs, allocator.
 
     Raises DeviceError for anything else, and for a GPU that is not there or lacks its packages, saying what to do.
     """

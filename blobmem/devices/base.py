@@ -114,6 +114,7 @@ class Device(ABC):
         of_thread: what others keep for each thread that uses the device.
         graphs: whether work can be captured and queued again as one (`capture`).
         streams: how many a thread's ops can be queued on, beside each other.
+        prefetches: whether `prefetch` is to be called before each op.
         faults: where kernels that have not finished when they return put bad values; None where all have.
     """
 
@@ -123,6 +124,7 @@ class Device(ABC):
     family: str = "host"
     graphs: bool = False
     streams: int = 1
+    prefetches: bool = False
     faults: Any = None
 
     def __init__(self) -> None:
@@ -223,6 +225,10 @@ class Device(ABC):
     def queue_on(self, stream: Stream) -> None:
         """Queue this thread's ops on that one of its two streams from now on; it is its `compute_stream` then."""
         raise DeviceError(f"{self.name} has no other stream to queue on than its own")
+
+    def prefetch(self, arrays: Sequence[Any]) -> None:
+        """Queue on this thread's compute stream that arrays' bytes come to the device; None among them are none."""
+        raise DeviceError(f"{self.name} prefetches nothing")
 
     def running(self) -> AbstractContextManager[object]:
         """To be held during a run of ops."""

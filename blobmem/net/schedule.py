@@ -344,6 +344,8 @@ class Step:
         """Queue the call, which was prepared; with arguments in place of its own."""
         if self.faults is not None:
             self.faults.layer = self.call.layer_name
+        if self.device.prefetches and self.side is not _HOST:
+            self.device.prefetch([*self.arguments, self.attributes.get("ws")])
         try:
             self.fn(*(self.arguments if arguments is None else arguments), **self.attributes)
         except ValueError as error:

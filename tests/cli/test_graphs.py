@@ -1,4 +1,4 @@
-"""--no-cuda-graphs, --graph-dot and --backward-streams of the commands that run nets."""
+"""--no-cuda-graphs, --graph-dot, --allocator and --backward-streams of the commands that run nets."""
 
 import pytest
 from cuda_devices import needs_compiler
@@ -54,6 +54,13 @@ def test_without_graphs(blobmem, tiny, made, command):
     assert result.code == 0, result.err
     assert made == [{"graphs": False}] and not list(tiny.folder.glob("*.dot"))
     assert "forward, not captured: data, ip, loss (the device captures nothing)" in result.err
+
+
+def test_an_allocator_is_for_a_gpu(blobmem, tiny, made):
+    assert run(blobmem, tiny, "time", "--device", "cuda", "--allocator", "async").code == 0
+    assert made == [{"allocator": "async"}]
+    result = run(blobmem, tiny, "time", "--allocator", "async")
+    assert result.code == 2 and "device 'cpu' has no allocator: that is for a GPU" in result.err
 
 
 @pytest.mark.parametrize("command", ["train", "time"])

@@ -13,7 +13,7 @@ class CudaArray:
     """C-contiguous elements at an address. Ops get these; they never allocate, and never wait.
 
     Attributes:
-        address: of the first element; a multiple of 512 for a whole operand.
+        address: of the first element; a multiple of 512 for a whole operand (of 256 from RMM).
         shape, dtype, size, nbytes, ndim: as NumPy's.
         device: where it is.
     """

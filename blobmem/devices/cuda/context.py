@@ -91,6 +91,10 @@ class CudaStream(Stream):
         self.context.bind()
         check(bindings().cuStreamWaitEvent(self.native, event.handle, 0), "cuStreamWaitEvent")
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """What other libraries take for a stream: the protocol's version, and the handle."""
+        return 0, self.handle
+
     def __del__(self) -> None:
         self.context.streams[self.apart].append(self.native)
 

@@ -1,4 +1,4 @@
-"""The CUDA device: memory by mapped chunks, streams, copies, kernels."""
+"""The CUDA device: memory by an allocator, streams, copies, kernels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from blobmem.devices.base import Device, Event, Stream, host_bytes, out_of_memory, readable_bytes
+from blobmem.devices.cuda import allocators
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.devices.cuda.calls import bindings, check, failure
 from blobmem.devices.cuda.context import Context, CudaStream, Launcher
-from blobmem.devices.cuda.driver import NoRoom, Overrun, PlainMemory, make_space
+from blobmem.devices.cuda.driver import NoRoom, Overrun, PlainMemory
 from blobmem.devices.cuda.graph import Graph
 from blobmem.devices.cuda.link import Link
 from blobmem.devices.cuda.turns import Turns
@@ -35,6 +36,10 @@ class CudaDevice(Device):
         red_zones: for debugging: give every memory its own allocation between guard bytes, which freeing it and
             `synchronize` look at; growth then moves. "before" keeps none after it: checkers of the driver's allocations
             then see every byte that is read or written beyond.
+        allocator: where memory comes from: "pool", chunks that are mapped, so that growth leaves it where it is;
+            "direct", allocations of the driver; "async", the driver's stream-ordered pool; "rmm", RMM's current device
+            resource; "managed", unified memory that is brought to the GPU before each op, and nothing is captured.
+            Growth moves with all but the first, which takes room for both.
 
     Raises DeviceError, which says what to do, without a driver, a GPU of that number, or the packages.
     """
@@ -53,6 +58,7 @@ class CudaDevice(Device):
         deterministic: bool = False,
         graphs: bool | None = None,
         red_zones: bool | str = False,
+        allocator: str = "pool",
     ) -> None:
         super().__init__()
         if math not in MATHS:
@@ -65,7 +71,13 @@ class CudaDevice(Device):
         self.graphs = os.environ.get("BLOBMEM_CUDA_GRAPHS", "1") != "0" if graphs is None else graphs
         self.model = self.context.name
         self.faults, self._captures = self.context.faults, self.context.captures
-        self._space = make_space(ordinal, self.context.bind, red_zones)
+        self._space = allocators.make(allocator, self.context, red_zones)
+        self.allocator = allocator
+        self.prefetches = isinstance(self._space, allocators.ManagedMemory)
+        if self.prefetches:
+            if graphs:
+                raise DeviceError("allocator 'managed' prefetches before each op, as no graph can: leave graphs out")
+            self.graphs = False
         self._held: dict[int, tuple[int, str]] = {}
         self.last_uses: dict[int, Event] = {}  # of arrays that links send to, by address
 
@@ -85,7 +97,7 @@ class CudaDevice(Device):
         if nbytes <= 0:
             raise DeviceError(f"{self.name}: cannot allocate {nbytes} bytes for {label!r}; ask for at least one")
         with self._lock:
-            address = self._take(nbytes, lambda: self._space.allocate(nbytes))
+            address = self._take(nbytes, nbytes, lambda: self._space.allocate(nbytes))
             if address:
                 self._held[address] = nbytes, label
                 self.statistics.allocations += 1
@@ -96,7 +108,10 @@ class CudaDevice(Device):
         self._run_postponed()
         with self._lock:
             label = self._whole(address, old)[1]
-            moved = self._take(new - old, lambda: self._space.grow(address, old, new))
+            needed = new - old
+            if self.allocator != "pool":  # where all that moves is less than a chunk
+                needed = 0 if self._space.grows_in_place(address, new) else new
+            moved = self._take(new - old, needed, lambda: self._space.grow(address, old, new))
             if moved:
                 self.statistics.grows += 1
                 del self._held[address]
@@ -107,23 +122,28 @@ class CudaDevice(Device):
                     self.statistics.dtod_bytes += old
                 return moved
         what = f" to grow from {readable_bytes(old)} to {readable_bytes(new)}"
-        raise out_of_memory(self, new - old, label, what, self._others())
+        raise out_of_memory(self, needed, label, what, self._others())
 
-    def _take(self, nbytes: int, call: Callable[[], int]) -> int:
-        """What `call` gives, with so many more bytes held; 0 where there is no room."""
+    def _take(self, nbytes: int, needed: int, call: Callable[[], int]) -> int:
+        """What `call` gives, with so many more bytes held after it, `needed` during it; 0 where there is no room."""
         self.context.bind()
         statistics = self.statistics
-        if self.limit is not None and statistics.bytes_held + nbytes > self.limit:
+        if self.limit is not None and self._committed + needed > self.limit:
             return 0
-        if self.reserve and self.context.memory_info()[0] < nbytes + self.reserve:
+        if self.reserve and self.context.memory_info()[0] < needed + self.reserve:
             return 0
         try:
             address = call()
         except NoRoom:
             return 0
+        statistics.peak_bytes = max(statistics.peak_bytes, statistics.bytes_held + max(nbytes, needed))
         statistics.bytes_held += nbytes
-        statistics.peak_bytes = max(statistics.peak_bytes, statistics.bytes_held)
         return address
+
+    @property
+    def _committed(self) -> int:
+        """Bytes of the limit that are used up: those of `shrink` too, where the allocator cannot give back a part."""
+        return self.statistics.bytes_held if self.allocator == "pool" else self.physical_bytes
 
     def shrink(self, address: int, old: int, new: int) -> None:
         self._run_postponed()
@@ -284,6 +304,13 @@ class CudaDevice(Device):
         if code:
             raise failure(code, f"setting {nbytes} bytes")
 
+    def prefetch(self, arrays: Sequence[Any]) -> None:
+        if isinstance(self._space, allocators.ManagedMemory):
+            stream = self.context.compute_stream()
+            for array in arrays:
+                if array is not None and array.nbytes:
+                    self._space.prefetch(array.address, array.nbytes, stream)
+
     def capture(self, queue: Callable[[Graph], None]) -> Graph:
         """What `queue` queues on the thread's stream, captured instead. DeviceError where that cannot be."""
         self.context.bind()
@@ -345,12 +372,12 @@ class CudaDevice(Device):
         free, total = self.context.memory_info()
         free = max(0, free - self.reserve)
         if self.limit is not None:
-            free, total = min(free, self.limit - self.statistics.bytes_held), min(total, self.limit)
+            free, total = min(free, self.limit - self._committed), min(total, self.limit)
         return free, total
 
     @property
     def physical_bytes(self) -> int:
-        """Bytes of the card's memory that are mapped for us, rounded to chunks."""
+        """Bytes of the card's memory that are mapped for us, in whole chunks; what other allocators were asked for."""
         return int(self._space.physical_bytes)
 
     def other_bytes(self) -> int:
@@ -361,7 +388,9 @@ class CudaDevice(Device):
     def _others(self) -> str:
         limit = "" if self.limit is None else f", limited to {readable_bytes(self.limit)}"
         kept = "" if not self.reserve else f", {readable_bytes(self.reserve)} reserved for others"
-        return f"; {readable_bytes(self.other_bytes())} held by other processes, CUDA and its libraries{limit}{kept}"
+        source = "" if self.allocator == "pool" else f", allocator {self.allocator}"
+        others = readable_bytes(self.other_bytes())
+        return f"; {others} held by other processes, CUDA and its libraries{limit}{kept}{source}"
 
     def holders(self) -> list[tuple[str, int]]:
         with self._lock:

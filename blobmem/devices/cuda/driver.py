@@ -110,6 +110,8 @@ class VirtualMemory(_Calls):
 class PlainMemory(_Calls):
     """The calls of `Space` over allocations of the driver's own: growth moves, and shrinking gives nothing back.
 
+    `allocators` has others, which have and give back their bytes elsewhere.
+
     Args:
         bind: makes the context current.
         before, after: bytes to keep on either side of each allocation, which `free` and `check` look at. Where none
@@ -130,7 +132,7 @@ class PlainMemory(_Calls):
 
     def allocate(self, nbytes: int) -> int:
         """The address of `nbytes` > 0 new bytes, contents undefined. NoRoom changes nothing."""
-        address = int(self.call(self._cu.cuMemAlloc, self._before + nbytes + self._after)) + self._before
+        address = self._take(self._before + nbytes + self._after) + self._before
         zones = (address - self._before, self._before), (address + nbytes, self._after)
         for start, size in zones:
             if size:
@@ -141,8 +143,18 @@ class PlainMemory(_Calls):
             self._sizes[address] = nbytes
         return address
 
+    def _take(self, nbytes: int) -> int:
+        """The address of new bytes, which any stream may use. NoRoom changes nothing."""
+        return int(self.call(self._cu.cuMemAlloc, nbytes))
+
+    def _give(self, address: int, nbytes: int) -> None:
+        """Give back what `_take` gave; the GPU has finished with it."""
+        self.call(self._cu.cuMemFree, address)
+
     def check(self) -> None:
         """Overrun if a red zone was written."""
+        if not self._before and not self._after:
+            return
         with self._lock:
             sizes = dict(self._sizes)
         for address, nbytes in sizes.items():
@@ -186,7 +198,7 @@ class PlainMemory(_Calls):
         try:
             self._check(address, nbytes)
         finally:
-            self.call(self._cu.cuMemFree, address - self._before)
+            self._give(address - self._before, self._before + nbytes + self._after)
 
     def grows_in_place(self, address: int, new: int) -> bool:
         """Whether there is as much room since the allocation was larger."""
