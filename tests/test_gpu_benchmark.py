@@ -10,7 +10,20 @@ from types import SimpleNamespace
 import pytest
 
 import blobmem
-from benchmarks import clock, feeding, footprint, gpu, gpu_table, inputs, link, many_gpus, mnist, sharing, streams
+from benchmarks import (
+    allocators,
+    clock,
+    feeding,
+    footprint,
+    gpu,
+    gpu_table,
+    inputs,
+    link,
+    many_gpus,
+    mnist,
+    sharing,
+    streams,
+)
 from blobmem import SimulatedDevice
 
 ROOT = Path(__file__).parents[1]
@@ -143,6 +156,29 @@ def test_one_stream_and_two_take_turns(tmp_path):
     assert result["ratios"]["held"] == 1, "it has one stream"
     (tmp_path / "streams.json").write_text(json.dumps({"command": "x", "machine": {}, "results": [result]}))
     assert "| LeNet, 4 | fp32 |" in gpu_table.sections(tmp_path)
+
+
+def test_allocators_take_turns_and_one_that_is_not_there_is_an_error(tmp_path, monkeypatch):
+    for name, value in {"REPEATS": 10, "CHURN_STEPS": 50, "CHURN_LARGEST": 1 << 20, "GROWTH": (1000, 2000),
+                        "SIZES": {"1 KiB": 1024, "1 MiB": 1 << 20, "2 MiB": 2 << 20}}.items():  # fmt: skip
+        monkeypatch.setattr(allocators, name, value)
+    made = allocators.device_of
+    monkeypatch.setattr(
+        allocators, "device_of", lambda word, name, math: made(word, name, math) if name != "rmm" else 1 / 0
+    )
+    args = Namespace(device="simulated", math="fp32", steps=4, group=2, seconds=1, time_limit=60, nets="lenet:4",
+                     allocators="pool,direct,rmm")  # fmt: skip
+    pool, direct, failed = allocators.compare(args)
+    assert pool["churn"]["driver_mib"] == pool["churn"]["held_mib"] > 0 == pool["churn"]["kept_mib"]
+    assert direct["nets"]["lenet:4"]["held_mib"] == pool["nets"]["lenet:4"]["driver_mib"] > 0
+    assert failed == {"allocator": "rmm", "error": "ZeroDivisionError: division by zero"}
+    report = {"command": "x", "machine": {}, "results": [pool, direct, failed]}
+    (tmp_path / "allocators.json").write_text(json.dumps(report))
+    page = gpu_table.sections(tmp_path)
+    assert "| LeNet, 4: ms | held | taken |" in page and "- rmm: ZeroDivisionError" in page
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert [row.split(" | ")[0] for row in rows[2:]] == ["| pool", "| direct"]
+    assert len({row.count("|") for row in rows}) == 1
 
 
 def test_what_a_test_net_adds_is_measured_where_it_can_be(tmp_path):

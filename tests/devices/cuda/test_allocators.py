@@ -11,7 +11,7 @@ from cuda_devices import make_gpu, needs_compiler, needs_gpu
 from cuda_emulation import EmulatedCuda
 from fake_cuda import FakeCuda
 
-from blobmem import TRAIN, Net, SyncedMemory, devices
+from blobmem import SyncedMemory, devices, get_solver
 from blobmem.devices.cuda import allocators
 from blobmem.devices.cuda.allocators import ALLOCATORS, SPARE
 from blobmem.devices.cuda.device import CudaDevice
@@ -19,7 +19,8 @@ from blobmem.errors import DeviceError, OutOfDeviceMemory
 from blobmem.memory import Side, stress, stress_cuda
 from blobmem.memory.stress_cuda import StressedCuda
 from blobmem.net.schedule import Step
-from blobmem.solvers import updater_for
+from blobmem.proto import caffe_pb2
+from blobmem.proto.text import read_net
 
 MIB = 1 << 20
 MOVING = ALLOCATORS[1:]
@@ -225,22 +226,22 @@ LENET, SMALL = lenet(28, 20, 50, 500), lenet(10, 2, 2, 4)
 
 
 def trained(device, memory, model, batches):
-    """Losses and parameters after steps at these batch sizes: what is captured has to follow."""
-    net = Net(model, TRAIN, device=device, seed=3, memory=memory)
-    updater = updater_for('base_lr: 0.01 lr_policy: "fixed" momentum: 0.9', net)
-    shape, trace = net.blobs["data"].shape[1:], []
+    """Losses and parameters after steps at these batch sizes: what is captured, or repeated, has to follow."""
+    param = caffe_pb2.SolverParameter(base_lr=0.01, lr_policy="fixed", momentum=0.9, random_seed=3)
+    param.net_param.CopyFrom(read_net(model))
+    solver = get_solver(param, device=device, memory=memory)
+    net, trace = solver.net, []
+    shape = net.blobs["data"].shape[1:]
     for batch in batches:
         net.blobs["data"].reshape(batch, *shape)
         net.blobs["label"].reshape(batch)
         net.reshape()
-        for step in range(6):
-            rng = np.random.default_rng(step)
-            net.blobs["data"].data[...] = rng.random((batch, *shape))
-            net.blobs["label"].data[...] = rng.integers(0, 10, batch)
-            net.clear_param_diffs()
-            trace.append(net.run_forward())
-            net.run_backward()
-            updater.run(step)
+        rng = np.random.default_rng(batch)
+        net.blobs["data"].data[...] = rng.random((batch, *shape))
+        net.blobs["label"].data[...] = rng.integers(0, 10, batch)
+        for _ in range(6):
+            solver.step(1)
+            trace.append(float(net.blobs["loss"].data))
     return [*trace, *(entry.blob.cpu_data().tobytes() for entry in net.learnable)]
 
 
