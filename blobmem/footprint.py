@@ -123,7 +123,7 @@ def footprint(
     schemes: Iterable[str] = SCHEMES,
     measured: bool = False,
     make_device: Callable[[], Device] | None = None,
-    backward_streams: int = 1,
+    backward_streams: int | str = 1,
 ) -> dict[str, Scheme]:
     """The footprint of a solver or net file under each scheme. Needs no data.
 

@@ -1,4 +1,4 @@
-"""`blobmem algorithms`: which of cuDNN's plans were chosen for convolutions."""
+"""`blobmem algorithms`: what was measured to be fastest on GPUs, cuDNN's plans for convolutions above all."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from blobmem.cli.output import Output
 
 DESCRIPTION = """\
-Shows, forgets or copies the plans that were chosen for convolutions on GPUs. Each distinct convolution is timed once,
-when a net that has it is built on a GPU; the choice then serves every net and process, and predicts footprints where
-there is no GPU. There is a file per GPU model, cuDNN version and math: some come with the package, the others are in
-the user's cache folder, or in the folder that BLOBMEM_CACHE names.
+Shows, forgets or copies what was chosen on GPUs: plans for convolutions, and on how many streams backward runs. Each
+distinct convolution is timed once, when a net that has it is built on a GPU, and each distinct net's backward when it
+is first trained there (`--backward-streams`); the choice then serves every net and process, and predicts footprints
+where there is no GPU. There is a file per GPU model, cuDNN version and math: some come with the package, the others are
+in the user's cache folder, or in the folder that BLOBMEM_CACHE names.
 """
 
 LIST = (
-    "Prints each file's choices: the convolution, the plan, its workspace in MiB, and the ms that it took when chosen."
+    "Prints each file's choices: the convolution, the plan, its workspace in MiB, and the ms that it took when chosen. "
+    "Of a net's backward: what goes into its first convolution, how many calls, their digest, how many streams, the ms."
 )
 CLEAR = "Deletes the user's files, so that nets built from now on search anew. Those of the package stay."
 EXPORT = (
@@ -35,7 +37,7 @@ examples:
 
 def add(commands: Any) -> None:
     """Declare the command and what it does."""
-    parser = options.new(commands, "algorithms", run_list, "plans chosen for convolutions", DESCRIPTION, EXAMPLE)
+    parser = options.new(commands, "algorithms", run_list, "what was chosen as fastest on a GPU", DESCRIPTION, EXAMPLE)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, parser_class=type(parser))
     options.new(actions, "list", run_list, "show the choices", LIST, EXAMPLE)
     options.new(actions, "clear", run_clear, "forget the user's", CLEAR, EXAMPLE)
@@ -53,7 +55,7 @@ def run_list(args: argparse.Namespace, output: Output) -> int:
         for text, choice in sorted(algorithms.read(path).items()):
             rows.append((text, choice.plan, f"{choice.workspace / 2**20:.2f}", f"{choice.ms:.3f}"))
     if rows:
-        output.table("chosen plans", ("convolution", "plan", "workspace", "ms"), rows, texts=2)
+        output.table("chosen plans", ("for", "plan", "workspace", "ms"), rows, texts=2)
     else:
         output.say(f"no choices yet; they will be kept in {algorithms.folder()}")
     return 0

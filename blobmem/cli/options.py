@@ -146,11 +146,11 @@ def add_streams(parser: Any) -> None:
     """--backward-streams."""
     parser.add_argument(
         "--backward-streams",
-        type=int,
-        choices=(1, 2),
-        default=1,
-        help="2: let a GPU compute gradients of parameters beside those of data, which takes another workspace "
-        "(default: %(default)s)",
+        type=lambda word: int(word) if word.isdigit() else word,
+        choices=("auto", 1, 2),
+        default="auto",
+        help="2: let a GPU compute gradients of parameters beside those of data, which takes another workspace; auto: "
+        "where that was measured to be faster, which `train` does in its first steps (default: %(default)s)",
     )
 
 

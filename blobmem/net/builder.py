@@ -140,7 +140,7 @@ def build_nets(
     skip_damaged: bool = False,
     memory: str = "keep",
     keep: Iterable[str] = (),
-    backward_streams: int = 1,
+    backward_streams: int | str = 1,
 ) -> Nets:
     """The train net and the test nets of a solver or net file, sharing parameters and every eligible blob.
 

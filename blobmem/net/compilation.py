@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from blobmem import devices
+from blobmem.errors import BlobmemError
 from blobmem.layers.base import Layer
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob, moves
+from blobmem.memory.workspace import workspace
 from blobmem.net.build import LearnableParam, Node, reshape, uncollected
 from blobmem.net.fold import Folded, Follower, fold
 from blobmem.net.fusion import share_kept
@@ -35,7 +40,12 @@ _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
 
 
 class Compilation:
-    """The schedules of a `Net`, and what they are made of."""
+    """The schedules of a `Net`, and what they are made of.
+
+    Attributes:
+        streams: how many backward runs on, for the present shapes.
+        open_streams: what that would be measured for, if it is neither given nor known (`ops.cuda.streams.Key`).
+    """
 
     nodes: list[Node]
     blobs: dict[str, Blob]
@@ -47,7 +57,7 @@ class Compilation:
     kept: frozenset[str]
     passes: frozenset[str]
     memory: str
-    backward_streams: int
+    backward_streams: int | str
     forward_only: bool
     device: devices.Device
     identity: Any
@@ -56,6 +66,8 @@ class Compilation:
 
     if TYPE_CHECKING:  # what Net has
 
+        @property
+        def dtype(self) -> np.dtype: ...
         def losses(self) -> list[Blob]: ...
         def _follow(self) -> None: ...
         def _name_blobs(self) -> None: ...
@@ -78,6 +90,8 @@ class Compilation:
         self._arena: Arena | None = None
         self._plan: Plan | None = None
         self._loss_scale: Blob | None = None
+        self.streams, self.open_streams = 1, None
+        self._tried: tuple[Any, int] = None, 1  # how many are to be tried for what
 
     # ---------------------------------------------------------------- schedules
 
@@ -143,6 +157,7 @@ class Compilation:
         self._put_aside()
         self._shapes = self._present_shapes()
         forward, backward = self._calls()
+        self.streams, self.open_streams = self._find_streams(backward)
         remade: list[Remade] = []
         if self._arena is not None:
             backward, remade = self._recompute(forward, backward)
@@ -165,14 +180,12 @@ class Compilation:
         self._parts = self._in_parts(forward)
         if self._parts is not None:
             forward = self._parts.calls
-        if self.backward_streams > 1:
+        if self.streams > 1:
             beside(backward)
         read_again = {view.memory for each in backward for view in each.reads}
         schedules = self._had_before(forward, backward) or (
             Schedule(forward, self.device, False, self._done[0], self._images_last, passing - read_again),
-            Schedule(
-                backward, self.device, False, self._done[1], self._images_last, passing, forward, self.backward_streams
-            ),
+            Schedule(backward, self.device, False, self._done[1], self._images_last, passing, forward, self.streams),
         )
         self._spans = {}
         if self._arena is not None:
@@ -180,6 +193,33 @@ class Compilation:
             self._miss_absent()
         self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
         return schedules
+
+    def _find_streams(self, backward: Sequence[Call]) -> tuple[int, Any]:
+        """`streams` and `open_streams` of a pass of these calls."""
+        if isinstance(self.backward_streams, int):
+            return self.backward_streams, None
+        device: Any = self.device
+        if device.streams == 1 or self._dynamic or not (device.graphs or device.predicts):
+            return 1, None
+        from blobmem.ops.cuda import streams
+
+        key = streams.key_of(backward, self.memory, self.dtype, device)
+        choice = key and streams.find(key, device)
+        if choice:
+            return choice.number, None
+        return (1, None) if device.predicts else (self._tried[1] if self._tried[0] == key else 1, key)
+
+    def run_backward_on(self, streams: int) -> None:
+        """Let backward run on so many streams from the next pass on, as long as `open_streams` stays what it is."""
+        if streams == self.streams:
+            return
+        self._end_plan()
+        self._tried, self._schedules, self._spans = (self.open_streams, streams), None, {}
+        if streams == 1:  # give back what two took
+            arenas = [] if self._arena is None else [self._arena.memory(self.device)]
+            for memory in (workspace(self.device, 1), *arenas):
+                with contextlib.suppress(BlobmemError):  # somebody holds an array there
+                    memory.trim()
 
     def _put_aside(self) -> None:
         """Keep the present schedules, if there are any, for when their shapes come back.

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import numpy as np
 
 from blobmem import devices
-from blobmem.errors import NetError
+from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.net import Net, SharingReport, build_nets, weights
 from blobmem.net.begun import Begun
 from blobmem.net.builder import solver_specs
@@ -24,6 +24,7 @@ from blobmem.proto.text import read_solver
 from blobmem.solvers import carried, snapshot
 from blobmem.solvers.events import Callbacks, Display, TestResult, outputs_of
 from blobmem.solvers.state import State
+from blobmem.solvers.trial import Trial
 from blobmem.solvers.update import Updater
 
 log = logging.getLogger("blobmem")
@@ -43,7 +44,8 @@ class Solver:
             no other array has their bytes, but for outputs, parameters and those named in `keep`. Parameters are
             updated during backward, as soon as their gradients are complete, and gradients readable after it only
             where something may look at them (`Updater.place`, a callback on_gradients_ready).
-        net_options: as for `build_nets` (dtype, input_shapes, train_batch, test_batches, skip_damaged, keep).
+        net_options: as for `build_nets` (dtype, input_shapes, train_batch, test_batches, skip_damaged, keep,
+            backward_streams; with "auto", and where nothing is known of such a net yet, the first 18 steps find out).
 
     Attributes:
         param: the SolverParameter.
@@ -92,6 +94,7 @@ class Solver:
             net.debug_info |= self.param.debug_info
         self._check_fields()
         self.updater = self.updater_type(self.param, self.net, self.source)
+        self._trial = Trial(self.net)
         self.stopped = False
         self._snapshot_asked = False
         self._iter = 0
@@ -289,14 +292,21 @@ class Solver:
     def _is_settled(self, test: bool) -> bool:
         """Whether the coming iteration may be queued as the last one was, with nobody looking at it half-way."""
         callbacks = self._callbacks
-        if test or self._due(self.param.display) or callbacks.on_start or callbacks.on_gradients_ready:
+        looked_at = self._due(self.param.display) or callbacks.on_start or callbacks.on_gradients_ready
+        if test or looked_at or self._trial.is_open:
             self._settled.forget()
             return False
         self._place_updates()
         return self._settled.holds(self.updater.whole_runs())
 
     def _iterate_anew(self, test: bool) -> None:
-        self._secure(self.test_nets if test else [])
+        self._trial.begin_step()
+        try:
+            self._secure(self.test_nets if test else [])
+        except OutOfDeviceMemory:
+            if not self._trial.give_up():
+                raise
+            self._secure(self.test_nets if test else [])
         if test:
             self.test_all()
         for callback in self._callbacks.on_start:
@@ -332,7 +342,8 @@ class Solver:
     def _update_backward(self) -> float:
         """A pass forward, and one backward with the updates in it; the loss."""
         self.net.debug_info = False
-        return self.updater.run_in_backward(self._iter, self.net.start_forward())
+        forward = self.net.start_forward()
+        return self._trial.run(lambda: self.updater.run_in_backward(self._iter, forward))
 
     def _forward_backward(self) -> float:
         """Sum the gradients of iter_size batches; their mean loss."""
@@ -343,7 +354,7 @@ class Solver:
         loss = 0.0
         for _ in range(count):
             forward = net.start_forward()
-            net.run_backward()
+            self._trial.run(net.run_backward)
             # only now, so that a GPU has work meanwhile; before the update, as it raises what went wrong on the way
             loss += forward()
         return loss / count

@@ -91,7 +91,7 @@ def timelines(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     dtype: Any = "float32",
     make_device: Callable[[], Device] | None = None,
-    backward_streams: int = 1,
+    backward_streams: int | str = 1,
 ) -> dict[str, list[Timeline]]:
     """By scheme, the train net's timeline and those of the test nets.
 
@@ -106,7 +106,8 @@ def timelines(
     options: dict[str, Any] = {"train_batch": train_batch, "test_batches": test_batches, "seed": 0, "dtype": dtype}
     options["input_shapes"] = {**stated_shapes(specs), **(input_shapes or {})}
     result = {}
-    for scheme, memory, streams in (("planned", "train", backward_streams), ("unplanned", "keep", 1)):
+    kinds: list[tuple[str, str, int | str]] = [("planned", "train", backward_streams), ("unplanned", "keep", 1)]
+    for scheme, memory, streams in kinds:
         device = SimulatedDevice(compute=False) if make_device is None else make_device()
         with uncollected():
             share = scheme == "planned"

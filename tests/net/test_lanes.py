@@ -234,7 +234,7 @@ def test_what_cannot_be_captured_runs_on_one_stream(monkeypatch, caplog):
 def test_where_there_is_one_stream_nothing_changes():
     net = Net(read_net(NET), TRAIN, device=SimulatedDevice(), backward_streams=2)
     assert net.compiled()[1].streams == 1 and not any(step.lane for step in net.compiled()[1]._program())
-    with pytest.raises(ValueError, match="backward_streams is 1 or 2, not 3"):
+    with pytest.raises(ValueError, match="backward_streams is 1, 2 or 'auto', not 3"):
         Net(read_net(NET), TRAIN, backward_streams=3)
 
 

@@ -317,6 +317,24 @@ class CudaDevice(Device):
         with self.capturing():
             return Graph(self, queue)
 
+    def timed(self, run: Callable[[], object]) -> float:
+        """Milliseconds that the GPU takes for what `run` queues on this thread's stream; waits for it.
+
+        What kernels found wrong is left to whoever waits next.
+        """
+        driver, stream = bindings(), self.context.compute_stream().native
+        self.context.bind()
+        start, stop = (check(driver.cuEventCreate(0), "cuEventCreate") for _ in range(2))
+        try:
+            check(driver.cuEventRecord(start, stream), "cuEventRecord")
+            run()
+            check(driver.cuEventRecord(stop, stream), "cuEventRecord")
+            check(driver.cuEventSynchronize(stop), "cuEventSynchronize")
+            return float(check(driver.cuEventElapsedTime(start, stop), "cuEventElapsedTime"))
+        finally:
+            for event in (start, stop):
+                check(driver.cuEventDestroy(event), "cuEventDestroy")
+
     def kernel(self, source: str, name: str, dtype: np.dtype) -> Launcher:
         """The kernel of that name in a source, with T = dtype, for this thread."""
         table = self._table()

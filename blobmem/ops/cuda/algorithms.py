@@ -1,4 +1,5 @@
-"""Which plan computes a convolution: timed once, then the same for every net, thread, process and day.
+"""What is fastest on a GPU, a plan for a convolution above all: timed once, then the same for every net, thread,
+process and day.
 
 There is a file per GPU model, cuDNN version and math (of halves, their dtype): those that come with the package, and
 the user's own, which new choices go to. Footprints without a GPU are predicted from the same files.
@@ -15,7 +16,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from blobmem import dtypes
 from blobmem.devices.cuda.compiler import cache_folder, keep
@@ -47,8 +48,20 @@ Shape = tuple[int, ...]
 _log = logging.getLogger(__name__)
 
 
+class Keyed(Protocol):
+    """What a choice depends on, besides the file that it is in: a convolution's `Key`, or `streams.Key`."""
+
+    @property
+    def text(self) -> str:
+        """The key in a file."""
+
+    @property
+    def modest(self) -> int:
+        """Bytes of workspace that may be taken for little."""
+
+
 class Key(NamedTuple):
-    """What a choice depends on, besides the file that it is in.
+    """What the choice of a convolution's plan depends on, besides the file that it is in.
 
     Attributes:
         direction: "forward", "forward+bias", "data" or "weights" (the gradients); `cudnn.RELU` has no choices. With an
@@ -168,7 +181,7 @@ class Registry:
         self._seen: tuple[int, int] | None = None
         self._choices = read(SHIPPED / path.name)
 
-    def find(self, key: Key) -> Choice | None:
+    def find(self, key: Keyed) -> Choice | None:
         """The choice for a key, if there is one."""
         text = key.text
         choice = self._choices.get(text)
@@ -178,8 +191,13 @@ class Registry:
                 choice = self._choices.get(text)
         return choice
 
-    def find_or_register(self, key: Key, candidates: Iterable[Candidate], measure: Callable[[Candidate], float | None],
-                         lost: Choice | None = None) -> Choice:  # fmt: skip
+    def find_or_register(
+        self,
+        key: Keyed,
+        candidates: Iterable[Candidate],
+        measure: Callable[[Candidate], float | None],
+        lost: Choice | None = None,
+    ) -> Choice:
         """The choice for a key; if there is none, or it is `lost` (cannot be built), the candidates are timed.
 
         Two threads or processes never time at once: the second one finds the first one's choice. `candidates` is only
@@ -228,7 +246,7 @@ _registries_lock = threading.Lock()
 _registry = functools.cache(Registry)
 
 
-def predict(model: str, math: str, key: Key) -> Choice | None:
+def predict(model: str, math: str, key: Keyed) -> Choice | None:
     """The choice that a GPU model would make, from the files of any cuDNN version, the newest first."""
     pattern = file_name(model, None, math)
     versions = {_version(path) for place in (SHIPPED, folder()) for path in place.glob(pattern)}

@@ -15,7 +15,6 @@ import numpy as np
 
 from blobmem import dtypes
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.devices.cuda.calls import bindings, check
 from blobmem.errors import DeviceError
 from blobmem.ops.cuda.algorithms import DIRECT, NEARLY, WORTH, Candidate, Key
 from blobmem.ops.cuda.conv_direct import (
@@ -240,20 +239,11 @@ class Search:
         return candidate.plan == DIRECT or self._sample.error_of(candidate.run) <= _TOLERANCE[self.key.math]
 
     def _time(self, candidate: Candidate) -> float:
-        driver, stream = bindings(), self.device.compute_stream().native
-        start, stop = (check(driver.cuEventCreate(0), "cuEventCreate") for _ in range(2))
         # while the device is at this the host gets ahead of it, so that short kernels are not timed by their launches
         for seed in range(2):
             noise(self._cold, seed)
-        try:
-            check(driver.cuEventRecord(start, stream), "cuEventRecord")
-            candidate.run()
-            check(driver.cuEventRecord(stop, stream), "cuEventRecord")
-            check(driver.cuEventSynchronize(stop), "cuEventSynchronize")
-            return float(check(driver.cuEventElapsedTime(start, stop), "cuEventElapsedTime"))
-        finally:
-            for event in (start, stop):
-                check(driver.cuEventDestroy(event), "cuEventDestroy")
+        ms: float = self.device.timed(candidate.run)
+        return ms
 
 
 def least(run: Callable[[], float], best: float) -> float:
