@@ -1,7 +1,8 @@
-"""For all tests: those that need a GPU are left out where there is none, and kernels are compiled by all processes."""
+"""For all tests: those that need a GPU are left out where there is none, and what is compiled is kept between runs."""
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 if os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# All processes, and later runs of other checkouts, share what numba makes: each file is named by all that it is made of.
+os.environ.setdefault("NUMBA_CACHE_DIR", f"{tempfile.gettempdir()}/blobmem-kernels-{os.getuid()}")
+
 from cuda_devices import has_gpu
-from cuda_emulation import AVAILABLE, compile_share
 
 gc.set_threshold(10_000, 20, 50)  # nets, and what numba compiles, are many objects that stay
 
@@ -30,14 +33,6 @@ def pytest_collection_modifyitems(config, items):
     if left and len(left) < len(items):
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
-
-
-def pytest_collection_finish(session):
-    """Let each process of a parallel run compile its share of the kernels: later they would wait for each other's."""
-    worker = getattr(session.config, "workerinput", None)
-    emulated = sum("emulated" in item.name for item in session.items)
-    if worker is not None and AVAILABLE and emulated > 1000:
-        compile_share(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 @pytest.fixture(autouse=True, scope="module")

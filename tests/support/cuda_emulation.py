@@ -59,13 +59,6 @@ def _pointees(source):
     }
 
 
-def compile_share(worker, workers):
-    """Compile every `workers`-th library, from the `worker`-th on."""
-    wanted = [(source, dtype) for dtype in map(dtypes.of, sources.DEFINES) for source in sources.names()]
-    for source, dtype in wanted[worker::workers]:
-        _library(source, dtype)
-
-
 def _library(source, dtype):
     key = source, dtype.char
     if key not in _libraries:

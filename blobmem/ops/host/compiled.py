@@ -9,33 +9,59 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from numba import njit
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 
-def _digest_of_sources() -> str:
+def _digest_of(sources: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sources:
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
-_SOURCES = _digest_of_sources()
+_SOURCES = _digest_of(sorted(Path(__file__).parent.glob("*.py")))
+
+
+class _Files(IndexDataCacheFile):
+    """A file for each signature, named by all that its code follows from.
+
+    numba numbers the files, and lists them in another one: two processes that compile a function for different dtypes
+    at one time may get each other's code.
+    """
+
+    def _name_of(self, key: Any) -> str:
+        digest = hashlib.sha256(repr((self._version, self._source_stamp, key)).encode()).hexdigest()[:24]
+        return self._data_name_pattern.replace("{number:d}", digest)
+
+    def save(self, key: Any, data: Any) -> None:
+        self._save_data(self._name_of(key), data)
+
+    def load(self, key: Any) -> Any:
+        try:
+            return self._load_data(self._name_of(key))
+        except FileNotFoundError:
+            return None
 
 
 class _KernelCache(FunctionCache):
-    """numba's cache of compiled code, keyed by all our kernels' sources as well.
+    """numba's cache of compiled code, keyed by the contents of the function's file and of all our kernels' sources.
 
-    numba by itself only looks at the file that a function is in, and would keep running the old code of a helper that
-    was inlined from another file.
+    numba by itself looks at the time of the file that a function is in: it would keep running the old code of a helper
+    that was inlined from another file, and compile anew what was only copied.
     """
 
-    def _index_key(self, sig: Any, codegen: Any) -> tuple:
-        return (*super()._index_key(sig, codegen), _SOURCES)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        # numba would take another folder in the given one for each where sources are
+        folder = os.environ.get("NUMBA_CACHE_DIR") or self._cache_path
+        stamp = _SOURCES, _digest_of([Path(function.__code__.co_filename)])
+        self._cache_file = _Files(folder, self._impl.filename_base, stamp)
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +74,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     dispatcher = njit(fastmath=_PLAIN, **_ALWAYS)(function)
     # numba's own `cache=True` fails on import where there is no place to write to
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, OSError):
         dispatcher._cache = _KernelCache(function)
     return dispatcher
 
