@@ -165,9 +165,9 @@ def test_the_models_give_the_same_bits(monkeypatch, tmp_path, name, make):
             if layer.transform_param.crop_size and name in CROPS:
                 layer.transform_param.crop_size = CROPS[name]
             narrowed = name in CROPS and on.is_host
-            for given in (layer.convolution_param, layer.inner_product_param) if narrowed else ():
-                if given.num_output:  # a fourth of the channels takes a tenth of the time
-                    given.num_output = max(10, given.num_output // 4)
+            for part in (layer.convolution_param, layer.inner_product_param) if narrowed else ():
+                if part.num_output:  # a fourth of the channels takes a tenth of the time
+                    part.num_output = max(10, part.num_output // 4)
     options["input_shapes"] = stated_shapes((train, tests))
     traces = []
     for memory in ("keep", "train"):
