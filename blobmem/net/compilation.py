@@ -275,7 +275,7 @@ class Compilation:
         keeps = self._arena is None
         free = {*halves(this, ())} - {*self.read_after()} if keeps else self._free(())
         ops = table(self.device.family)
-        return in_parts(forward, ops, free, whole=keeps, images_last=bool(self._images_last))
+        return in_parts(forward, ops, free, keeps, bool(self._images_last), self.device.is_host)
 
     def _free(self, used: Container[SyncedMemory]) -> set[SyncedMemory]:
         """The memories, gradients' only if they are `used`, that nobody reads but the calls of a pass."""

@@ -27,6 +27,7 @@ _WORTH, _LITTLE = 0.1, 64 << 20  # of what the net holds, and in bytes: to save 
 _ENOUGH = 0.3  # of what arrays take otherwise: there are no more parts for less, as they cost time
 _NEAR = 1 / 12  # of what arrays take otherwise, more than the least, that fewer parts may take where none is enough
 _STEP = 1 / 50  # of what the net holds, that an earlier end may take more, and each end must save that is later
+# (and on the host, where parts cost next to nothing, that fewer parts may take more than the least)
 
 _EACH = frozenset({
     "relu_forward", "sigmoid_forward", "tanh_forward", "elu_forward", "power_forward", "exp_forward", "log_forward",
@@ -78,6 +79,7 @@ def in_parts(
     free: Set[SyncedMemory],
     whole: bool = False,
     images_last: bool = False,
+    on_host: bool = False,
 ) -> Parts | None:
     """The calls of a pass forward with a leading stretch in parts, if that makes what the net holds much smaller.
 
@@ -90,12 +92,13 @@ def in_parts(
         free: memories that nobody reads but these calls.
         whole: all arrays stay whole nevertheless, and parts are slices of them.
         images_last: they will run with images channels last.
+        on_host: the device is the host, where small parts take no longer.
     """
     stretch = _stretch(calls, ops)
     if stretch is None:
         return None
     turned = _turned(calls) if images_last else {}
-    choice = _choose(calls, stretch, free, whole, turned)
+    choice = _choose(calls, stretch, free, whole, turned, on_host)
     if choice is None:
         return None
     count, end = choice
@@ -174,6 +177,7 @@ def _choose(
     free: Set[SyncedMemory],
     whole: bool,
     turned: Mapping[SyncedMemory, int],
+    on_host: bool,
 ) -> tuple[int, int] | None:
     """The number of parts, and the first call after them; None if it is not worth it.
 
@@ -209,6 +213,8 @@ def _choose(
     least = min(worth)[0]
     enough = outside + _ENOUGH * (before - outside)
     goal = enough if least <= enough else least + _NEAR * now
+    if on_host:
+        goal = least + _STEP * before
     count = min(count for nbytes, count, _ in worth if nbytes <= goal)
     ends = [(nbytes, end) for nbytes, parts, end in worth if parts == count]
     while ends[0][0] > goal + _STEP * before:

@@ -190,6 +190,15 @@ def test_bytes_are_those_of_parts_and_what_crosses():
     assert device.statistics.allocations == before
 
 
+def test_the_host_takes_smaller_parts():
+    """There they take no longer: eight parts of 8, where a device takes four of 16."""
+    on_host, elsewhere = (wide(device, 64) for device in (HOST, SimulatedDevice()))
+    image = 16 * 16 * 16 * 4
+    assert on_host.planned().nbytes == 2 * 8 * image + 64 * image // 16
+    assert elsewhere.planned().nbytes == 2 * 16 * image + 64 * image // 16
+    assert_close(on_host.forward()["prob"], elsewhere.forward()["prob"])
+
+
 @needs_compiler
 @pytest.mark.parametrize("memory", ["keep", "inference"])
 @pytest.mark.parametrize("passes", [(), ("parts",)], ids=["whole", "parts"])
