@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,11 +196,9 @@ def run_child(net: str, args: argparse.Namespace) -> tuple[dict[str, Any], list[
     return found, rows
 
 
-def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]], keys: Sequence[str] = KEY) -> list[dict[str, Any]]:
     """The old rows in their order, with new ones in their places, then those that are only new."""
-    rows = {tuple(row[key] for key in KEY): row for row in old}
-    rows |= {tuple(row[key] for key in KEY): row for row in new}
-    return list(rows.values())
+    return list({tuple(row[key] for key in keys): row for row in (*old, *new)}.values())
 
 
 def line(row: dict[str, Any]) -> str:

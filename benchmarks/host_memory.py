@@ -5,6 +5,7 @@
 
 Needs PyTorch beside blobmem. Each figure is of a process of its own, which imports a library, makes the net on constant
 data and takes a few steps (forward, backward and SGD with momentum; or the deploy net's forward); the second counts.
+A file that is there keeps the rows that are not measured again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import clock  # noqa: E402
-from benchmarks.gpu import OURS, words  # noqa: E402
+from benchmarks.gpu import OURS, merged, words  # noqa: E402
 from benchmarks.host import machine, peak_mib  # noqa: E402
 
 NETS = "caffenet:256,vgg16:64,googlenet:32,resnet50:32,inception_v3:16,resnet1001:16"
@@ -63,18 +64,20 @@ def main() -> None:
         side, model, batch, phase = args.child
         print(json.dumps(measure(side, model, int(batch), phase)))
         return
-    rows: list[dict[str, Any]] = []
+    there = args.out is not None and args.out.exists()
+    report: dict[str, Any] = json.loads(args.out.read_text()) if there else {"results": []}
+    report = {"command": " ".join(["python", *sys.argv])} | report | {"machine": machine()}
     for net in args.nets:
         model, _, batch = net.partition(":")
         for phase in args.phases:
             # the first process of a side may compile, which takes memory of its own
             tries = [(side, child(side, model, batch, phase)) for side in (*OURS[phase], *THEIRS) for _ in range(2)]
             sides = dict(tries[1::2])
-            rows.append({"net": model, "batch": int(batch), "phase": phase, "sides": sides})
+            row = {"net": model, "batch": int(batch), "phase": phase, "sides": sides}
+            report["results"] = merged(report["results"], [row], ("net", "batch", "phase"))
             said = ", ".join(f"{side} {found['peak_mib']:.0f}" for side, found in sides.items())
             print(f"{model} {batch} {phase}, MiB: {said}", flush=True)
             if args.out:  # after each: they take minutes
-                report = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "results": rows}
                 args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
