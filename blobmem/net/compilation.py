@@ -30,6 +30,7 @@ from blobmem.net.plan import (
     shut_in_pools,
     unseen,
     update_early,
+    with_rooms,
 )
 from blobmem.net.schedule import Done, Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, NeverWhole, SharingGroup, halves
@@ -275,7 +276,11 @@ class Compilation:
         keeps = self._arena is None
         free = {*halves(this, ())} - {*self.read_after()} if keeps else self._free(())
         ops = table(self.device.family)
-        return in_parts(forward, ops, free, keeps, bool(self._images_last), self.device.is_host)
+        parts = in_parts(forward, ops, free, keeps, bool(self._images_last), self.device.is_host)
+        if parts is None or keeps or not hasattr(self.device, "workspace_limit"):
+            return parts
+        pieces = {piece.data_view.memory for piece in parts.pieces}
+        return parts._replace(calls=with_rooms(parts.calls, forward, free | pieces))
 
     def _free(self, used: Container[SyncedMemory]) -> set[SyncedMemory]:
         """The memories, gradients' only if they are `used`, that nobody reads but the calls of a pass."""

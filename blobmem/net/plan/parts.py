@@ -8,7 +8,7 @@ An op may choose another algorithm for fewer items, so that results are the same
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
@@ -19,15 +19,19 @@ from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan.liveness import lifetimes
+from blobmem.net.plan.rooms import loads
 from blobmem.ops.call import Call, Operand, call, memories, overwrite, read
 
 MOST_PARTS, FEWEST_ITEMS = 16, 8
 """Of more parts, or of fewer items in each, a GPU's kernels get too small to fill it."""
 _WORTH, _LITTLE = 0.1, 64 << 20  # of what the net holds, and in bytes: to save less than either is not worth the time
+_LEAST, _MUCH = 16 << 20, 0.25  # unless it is as much as this in bytes, and of what the net holds
 _ENOUGH = 0.3  # of what arrays take otherwise: there are no more parts for less, as they cost time
+_ENOUGH_OF_LITTLE = 1 / 3  # the same where less than _LITTLE can be saved: small arrays' parts cost more
 _NEAR = 1 / 12  # of what arrays take otherwise, more than the least, that fewer parts may take where none is enough
-_STEP = 1 / 50  # of what the net holds, that an earlier end may take more, and each end must save that is later
+_NEARLY = 1 / 50  # of what the net holds, that an earlier end may take more
 # (and on the host, where parts cost next to nothing, that fewer parts may take more than the least)
+_STEP = 1 / 60  # of what the net holds, that each end must save that is later
 
 _EACH = frozenset({
     "relu_forward", "sigmoid_forward", "tanh_forward", "elu_forward", "power_forward", "exp_forward", "log_forward",
@@ -97,23 +101,31 @@ def in_parts(
     stretch = _stretch(calls, ops)
     if stretch is None:
         return None
-    turned = _turned(calls) if images_last else {}
-    choice = _choose(calls, stretch, free, whole, turned, on_host)
+    rewritten = channels_last(calls) if images_last else calls
+    turned = _turned(rewritten)
+    choice = _choose(calls, stretch, free, whole, turned, _in_both_orders(rewritten), on_host)
     if choice is None:
         return None
     count, end = choice
     return _divided(calls, range(stretch.begin, end), count, frozenset() if whole else free, turned)
 
 
-def _turned(calls: Sequence[Call]) -> dict[SyncedMemory, int]:
+def _turned(rewritten: Sequence[Call]) -> dict[SyncedMemory, int]:
     """The bytes of what nobody here writes, and calls read channels last: a copy, which is made for them.
 
     Of such an array each part takes a copy of its own: the schedule's would have one part's at a time, and be made when
     a call is prepared, which for calls of a graph is before any of them runs.
     """
-    written = {view.memory for each in calls for view in each.writes}
-    last = (operand for each in channels_last(calls) for operand in each.present() if operand.form is not None)
+    written = {view.memory for each in rewritten for view in each.writes}
+    last = (operand for each in rewritten for operand in each.present() if operand.form is not None)
     return {operand.memory: operand.view.nbytes for operand in last if operand.memory not in written}
+
+
+def _in_both_orders(rewritten: Sequence[Call]) -> set[SyncedMemory]:
+    """What some calls use channels last and others as it is: it has the bytes of two arrays."""
+    operands = [operand for each in rewritten for operand in each.present()]
+    last = {operand.memory for operand in operands if operand.form is not None}
+    return last & {operand.memory for operand in operands if operand.form is None}
 
 
 class _Stretch(NamedTuple):
@@ -177,27 +189,29 @@ def _choose(
     free: Set[SyncedMemory],
     whole: bool,
     turned: Mapping[SyncedMemory, int],
+    both: Container[Hashable],
     on_host: bool,
 ) -> tuple[int, int] | None:
     """The number of parts, and the first call after them; None if it is not worth it.
 
-    What is held is within a few MiB of what a plan holds without scratch, but for arrays that cross in both orders.
+    What is held is within a few MiB of what a plan holds without scratch.
     """
     begin, limit, items = stretch
     used = {*memories(calls)}
     found = lifetimes([[each] for each in calls], keep=used - free)
     outside = sum(found.pinned.values())
-    first, last, size = np.array([[x.first, x.last, x.nbytes] for x in found.arena] or np.empty((0, 3)), np.int64).T
-    loads = _loads(first, last, size, len(calls))
+    arena = [(each.first, each.last, each.nbytes * (1 + (each.key in both))) for each in found.arena]
+    first, last, size = np.array(arena or np.empty((0, 3)), np.int64).T
+    load = loads(first, last, size, len(calls))
     counts = [n for n in range(2, MOST_PARTS + 1) if items % n == 0 and items // n >= FEWEST_ITEMS]
     extra = {count: _copies_and_misfits(calls, stretch, count, free, whole, turned) for count in counts}
     held: list[tuple[float, int, int]] = []
     for end in _ends(calls, begin, limit):
         over = (first < end) & (last >= end) | (first < begin) & (last >= begin)
-        within = loads[begin:end].copy()
+        within = load[begin:end].copy()
         for start, stop, nbytes in zip(first[over], last[over], size[over], strict=True):
             within[max(0, start - begin) : stop + 1 - begin] -= nbytes
-        crossing, rest = int(size[over].sum()), int(max(loads[:begin].max(initial=0), loads[end:].max(initial=0)))
+        crossing, rest = int(size[over].sum()), int(max(load[:begin].max(initial=0), load[end:].max(initial=0)))
         for count in counts:
             copies, misfit = extra[count]
             if not misfit[end]:
@@ -205,30 +219,33 @@ def _choose(
                 for start, stop, nbytes in copies:
                     part[start - begin : stop + 1 - begin] += nbytes
                 held.append((outside + max(int(part.max()) / count + crossing, rest), count, end))
-    now = int(loads.max(initial=0))
-    before = outside + sum(turned.values()) + now
-    worth = [each for each in held if before - each[0] >= max(_LITTLE, _WORTH * before, 1)]
+    before = outside + sum(turned.values()) + int(load.max(initial=0))
+    return _best(held, outside, before, _NEARLY * before if on_host else None)
+
+
+def _best(
+    held: Sequence[tuple[float, int, int]], outside: int, before: int, more: float | None
+) -> tuple[int, int] | None:
+    """Of what would be held, with the number of parts and their end, the best of these; None if none is worth it.
+
+    `before` is what is held otherwise, `outside` in both cases. `more` than the least is as good, if it is given.
+    """
+    saved, share = max(_LITTLE, _WORTH * before, 1), _ENOUGH
+    if all(before - nbytes < saved for nbytes, _, _ in held):
+        saved, share = max(_LEAST, _MUCH * before), _ENOUGH_OF_LITTLE
+    worth = [each for each in held if before - each[0] >= saved]
     if not worth:
         return None
-    least = min(worth)[0]
-    enough = outside + _ENOUGH * (before - outside)
-    goal = enough if least <= enough else least + _NEAR * now
-    if on_host:
-        goal = least + _STEP * before
+    least, enough = min(worth)[0], outside + share * (before - outside)
+    if more is None:
+        more = enough - least if least <= enough else _NEAR * (before - outside)
+    goal = least + more
     count = min(count for nbytes, count, _ in worth if nbytes <= goal)
     ends = [(nbytes, end) for nbytes, parts, end in worth if parts == count]
-    while ends[0][0] > goal + _STEP * before:
+    while ends[0][0] > goal + _NEARLY * before:
         del ends[0]
     later = takewhile(lambda pair: pair[0][0] - pair[1][0] >= _STEP * before, pairwise(ends))
     return count, max((end for _, (_, end) in later), default=ends[0][1])
-
-
-def _loads(first: np.ndarray, last: np.ndarray, size: np.ndarray, steps: int) -> np.ndarray:
-    """Bytes in use in the arena at each call."""
-    changes = np.zeros(steps + 1, np.int64)
-    np.add.at(changes, first, size)
-    np.add.at(changes, last + 1, -size)
-    return np.cumsum(changes)[:-1]
 
 
 def _ends(calls: Sequence[Call], begin: int, limit: int) -> Iterator[int]:

@@ -71,6 +71,7 @@ class Key(NamedTuple):
         math: the device's, or for halves, whose products know no other, the dtype again.
         layout: "NCHW" or "NHWC" (the strides of all arrays; shapes are always in the order N, C, spatial).
         limit: bytes of workspace that are allowed.
+        room: the bytes that there are for it, all of which may be taken for little; None: not known.
     """
 
     direction: str
@@ -85,11 +86,17 @@ class Key(NamedTuple):
     math: str
     deterministic: bool
     limit: int
+    room: int | None = None
+
+    @property
+    def most(self) -> int:
+        """Bytes of workspace that may be taken."""
+        return self.limit if self.room is None else min(self.limit, self.room)
 
     @property
     def modest(self) -> int:
         """Bytes of workspace that may be taken for little."""
-        return self.limit // 3
+        return min(self.limit // 3, self.most)
 
     @property
     def y(self) -> Shape:
@@ -105,6 +112,7 @@ class Key(NamedTuple):
         words += [f"group={self.group}", self.dtype, self.layout]
         words += ["deterministic"] if self.deterministic else []
         words += [f"limit={self.limit}"] if self.limit != WORKSPACE_LIMIT else []
+        words += [f"room={self.room}"] if self.room is not None else []
         return " ".join(words)
 
     @property

@@ -31,7 +31,7 @@ from blobmem.ops.cuda.conv_direct import (
     direct_forward,
     take_channels_last,
 )
-from blobmem.ops.cuda.conv_plans import key_of, plan_ms, plan_of, room_of
+from blobmem.ops.cuda.conv_plans import key_of, plan_ms, plan_of, room_of, within
 from blobmem.ops.cuda.cudnn import RELU, SUM, Plan
 from blobmem.ops.cuda.layout import (
     aligned,
@@ -63,23 +63,25 @@ def _keywords(window: Window) -> dict[str, Any]:
 
 
 def forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any,
-                  turned: bool = False, **given: Any) -> int:  # fmt: skip
+                  turned: bool = False, room: int | None = None, **given: Any) -> int:  # fmt: skip
     """Workspace of `forward`, with ReLU or without."""
-    return _forward_bytes(_forward_direction(b), x, w, device, turned, _window(**given))
+    return _forward_bytes(_forward_direction(b), x, w, device, turned, room, _window(**given))
 
 
 def forward_sum_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: ArraySpec, _: ArraySpec, *, device: Any,
-                      relu: bool, turned: bool = False, **given: Any) -> int:  # fmt: skip
+                      relu: bool, turned: bool = False, room: int | None = None, **given: Any) -> int:  # fmt: skip
     """Workspace of `forward` with a sum."""
-    return _forward_bytes(_forward_direction(b, relu, True), x, w, device, turned, _window(**given))
+    return _forward_bytes(_forward_direction(b, relu, True), x, w, device, turned, room, _window(**given))
 
 
-def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turned: bool, window: Window) -> int:
-    x, window, room = _turned_images(x, window)
+def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turned: bool, room: int | None,
+                   window: Window) -> int:  # fmt: skip
+    x, window, images = _turned_images(x, window)
     wide = _wide(x, w, window, device)
-    if wide and (nbytes := wide.workspace_bytes(direction, device, window)):
+    if wide and (nbytes := wide.workspace_bytes(direction, device, window, room)):
         return nbytes
-    return room + _plan_bytes(key_of(direction, device, x, w, *window), device, w, turned=turned)
+    key = within(key_of(direction, device, x, w, *window), room, device)
+    return images + _plan_bytes(key, device, w, turned=turned)
 
 
 def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> int:
@@ -174,15 +176,17 @@ def _run_part(plan: Plan, part: int, arrays: tuple[CudaArray, ...], ws: CudaArra
 
 
 def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None, window: Window,
-            relu: bool = False, turned: bool = False, other: CudaArray | None = None) -> None:  # fmt: skip
+            relu: bool = False, turned: bool = False, other: CudaArray | None = None,
+            room: int | None = None) -> None:  # fmt: skip
     """`conv_forward`, plus `other` if there is one, and with `relu` max(0, .) of that."""
-    seen, window, room = _turned_images(x, window)
+    seen, window, images = _turned_images(x, window)
     after = _After(b, other, relu)
-    if (wide := _wide(seen, w, window, x.device)) and wide.forward(x, w, y, ws, window, after, bool(room), turned):
+    wide = _wide(seen, w, window, x.device)
+    if wide and wide.forward(x, w, y, ws, window, after, bool(images), turned, room):
         return
-    if room:
+    if images:
         x, ws = _turn_images(x, ws)
-    plan = plan_of(key_of(after.direction, x.device, x, w, *window), x.device)
+    plan = plan_of(within(key_of(after.direction, x.device, x, w, *window), room, x.device), x.device)
     if plan is None:
         if turned:
             to_channels_first(w, w := _beside(w, ws))
@@ -276,13 +280,16 @@ class _Wide(NamedTuple):
     w: ArraySpec
     plain_w: ArraySpec
 
-    def plan(self, direction: str, device: Any, window: Window) -> Plan | None:
-        return plan_of(key_of(direction, device, self.x, self.w, *window), device)
+    def _key(self, direction: str, device: Any, window: Window, room: int | None) -> Key:
+        return within(key_of(direction, device, self.x, self.w, *window), room, device)
 
-    def workspace_bytes(self, direction: str, device: Any, window: Window) -> int:
+    def plan(self, direction: str, device: Any, window: Window, room: int | None = None) -> Plan | None:
+        return plan_of(self._key(direction, device, window, room), device)
+
+    def workspace_bytes(self, direction: str, device: Any, window: Window, room: int | None = None) -> int:
         """0 where no plan takes the channels of zeros."""
-        room = room_of(key_of(direction, device, self.x, self.w, *window), device)
-        return 0 if room is None else self._places()[-1] + room.nbytes
+        taken = room_of(self._key(direction, device, window, room), device)
+        return 0 if taken is None else self._places()[-1] + taken.nbytes
 
     def _places(self) -> tuple[int, int, int, int]:
         """Where in ws the images, the weights and the wider weights begin, and where they end."""
@@ -301,9 +308,9 @@ class _Wide(NamedTuple):
         )
 
     def forward(self, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaArray | None, window: Window, after: _After,
-                planes: bool, turned: bool) -> bool:  # fmt: skip
+                planes: bool, turned: bool, room: int | None) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran. `planes`: x has its channels second."""
-        plan = self.plan(after.direction, x.device, window)
+        plan = self.plan(after.direction, x.device, window, room)
         if plan is None:
             return False
         images, plain, wide = self._arrays(ws)
@@ -358,10 +365,10 @@ def _folded(dy: Any, db: Any) -> tuple[int, int, int]:
 @op(family="cuda", workspace=forward_bytes)
 def conv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
                  stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW",
-                 turned: bool = False) -> None:  # fmt: skip
-    """y = x convolved with w, plus b per channel (None: no bias)."""
+                 turned: bool = False, room: int | None = None) -> None:  # fmt: skip
+    """y = x convolved with w, plus b per channel (None: no bias). A plan takes at most `room` bytes of workspace."""
     window = stride, pad, dilation, group, layout
-    forward(x, w, b, y, ws, window, turned=turned)
+    forward(x, w, b, y, ws, window, turned=turned, room=room)
 
 
 @op(family="cuda", workspace=lambda dy, w, dx, **others: _data_bytes(dx, w, **others))

@@ -63,11 +63,19 @@ def room_of(key: Key, device: Any) -> Room | None:
         if not device.uncertain:
             _log.warning(
                 "%s: no algorithm is known for some convolutions (%s, say): each is charged its limit of %.0f MiB",
-                device.model, key.text, key.limit / 2**20,
+                device.model, key.text, key.most / 2**20,
             )  # fmt: skip
             device.uncertain = True
-        return Room(key.limit, 2)  # several, as that takes more
+        return Room(key.most, 2)  # several, as that takes more
     return None if choice.plan == DIRECT else Room(choice.workspace, parts_of(choice.plan)[0])
+
+
+def within(key: Key, room: int | None, device: Any) -> Key:
+    """The key, or where the plan that it chooses takes more workspace than there is room for, that of what does not."""
+    if room is None:
+        return key
+    usual = room_of(key._replace(direction="forward+bias") if key.direction == RELU else key, device)
+    return key if usual is None or usual.nbytes <= room else key._replace(room=room)
 
 
 def plan_ms(key: Key, device: Any) -> float | None:

@@ -164,7 +164,7 @@ class Search:
                     yield _Built(graph, index, name, workspace, 1)
                 elif len(large) < _MOST:
                     large[name] = workspace
-        for most in (self.key.modest, self.key.limit):
+        for most in dict.fromkeys((self.key.modest, self.key.most)):
             yield from self._in_parts(form, dict(large), most)
 
     def _workspace(self, form: str, graph: Any, index: int) -> int:

@@ -20,19 +20,20 @@ _KERNELS = Kernels("fused")
 @op(family="cuda", workspace=conv.forward_bytes)
 def conv_relu_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, ws: CudaArray | None = None,
                       stride: conv.Shape, pad: conv.Shape, dilation: conv.Shape, group: int,
-                      layout: str = "NCHW", turned: bool = False) -> None:  # fmt: skip
+                      layout: str = "NCHW", turned: bool = False, room: int | None = None) -> None:  # fmt: skip
     """`conv_forward` and max(0, .) of that."""
     window = stride, pad, dilation, group, layout
-    conv.forward(x, w, b, y, ws, window, relu=True, turned=turned)
+    conv.forward(x, w, b, y, ws, window, relu=True, turned=turned, room=room)
 
 
 @op(family="cuda", workspace=conv.forward_sum_bytes)
 def conv_sum_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, other: CudaArray, y: CudaArray, *,
                      ws: CudaArray | None = None, stride: conv.Shape, pad: conv.Shape, dilation: conv.Shape, group: int,
-                     relu: bool, layout: str = "NCHW", turned: bool = False) -> None:  # fmt: skip
+                     relu: bool, layout: str = "NCHW", turned: bool = False,
+                     room: int | None = None) -> None:  # fmt: skip
     """y = `conv_forward` plus other, which is of y's size, and with `relu` max(0, .) of that."""
     window = stride, pad, dilation, group, layout
-    conv.forward(x, w, b, y, ws, window, relu=relu, turned=turned, other=other)
+    conv.forward(x, w, b, y, ws, window, relu=relu, turned=turned, other=other, room=room)
 
 
 @op(family="cuda", workspace=only_products)

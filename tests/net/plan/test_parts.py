@@ -222,7 +222,7 @@ def test_channels_last_bytes_are_those_predicted(memory, passes):
 
 
 MODEL_PARTS = {
-    ("caffenet", 256): (8, "pool5"),
+    ("caffenet", 256): (8, "relu6"),  # the top of pool5 would be there in both orders
     ("vgg16", 64): (4, "pool2"),
     ("googlenet", 32): (4, "pool4/3x3_s2"),
     ("resnet50", 32): (4, "res5a_branch2a_relu"),
@@ -254,6 +254,16 @@ def test_little_is_left_alone(monkeypatch):
     net = wide(HOST)
     net.run_forward()
     assert net._parts is None
+
+
+@pytest.mark.parametrize("much, share, items", [(0.55, 0.3, 16), (0.3, 0.6, 32), (0.9, 0.3, None)])
+def test_little_is_saved_where_it_is_much_of_the_net(monkeypatch, much, share, items):
+    """A net of 2.3 MiB, 2.0 of them arrays: in parts of 32 these take half of that, of 16 a quarter, of 8 a sixth."""
+    for name, value in {"LITTLE": 1 << 30, "LEAST": 0, "MUCH": much, "ENOUGH_OF_LITTLE": share}.items():
+        monkeypatch.setattr(parts, f"_{name}", value)
+    net = wide(SimulatedDevice(), 64)
+    net.run_forward()
+    assert (net.pieces[0].shape[0] if net.pieces else None) == items
 
 
 # -------------------------------------------------------------------- what can be read, and what ends it

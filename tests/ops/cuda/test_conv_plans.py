@@ -782,6 +782,21 @@ def test_another_limit_is_another_choice(gpu, rng):
     assert forward(gpu, rng, with_bias=False) == 10
 
 
+def test_where_there_is_little_room_another_plan_runs(gpu, rng):
+    """All that there is may be taken; with room for the usual plan that one stays, and nothing is timed for it."""
+    gpu.plans = {"small": (10, (), 2.0), "middle": (290, (), 1.5), "large": (1000, (), 1.0)}
+    gpu.fused_plans = {}
+    at = arrays(gpu, rng)
+    usual = [(None, 1000), (1000, 1000), (5000, 1000)]
+    for op in ("conv_forward", "conv_relu_forward"):
+        for room, taken in [*usual, (999, 290), (290, 290), (289, 10)]:
+            nbytes, ws = workspace(gpu, op, at.x, at.w, at.b, at.y, room=room, **WINDOW)
+            assert nbytes == taken, (op, room)
+            table("cuda")[op](at.x, at.w, at.b, at.y, ws=ws, room=room, **WINDOW)
+    texts = algorithms.read(algorithms.files()[-1])
+    assert {text.partition("room=")[2] for text in texts} == {"", "999", "290", "289"}
+
+
 def test_a_plan_that_this_build_does_not_have_is_searched_for_again(gpu, rng):
     forward(gpu, rng, with_bias=False)
     gpu.restart()

@@ -1,0 +1,57 @@
+"""A pass over the calls of a net in parts: its convolutions are told how much workspace there is for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence, Set
+
+import numpy as np
+
+from blobmem.memory import SyncedMemory
+from blobmem.net.plan.liveness import lifetimes
+from blobmem.ops.call import Call, memories
+
+_UNIT, _LEAST = 1 << 20, 32 << 20  # bytes: rooms are multiples of the one, and no less than the other
+
+
+def with_rooms(calls: Sequence[Call], whole: Sequence[Call], free: Set[SyncedMemory]) -> list[Call]:
+    """The calls, convolutions with the workspace that their algorithms may take: `room`, in bytes.
+
+    With that the net holds no more than arrays alone would take of the whole batch; or where even its parts do, no more
+    than they do, but that there always is room for 32 MiB. It follows from sizes alone, and is the same in all parts.
+
+    Args:
+        calls: of the pass, in parts.
+        whole: the same with the whole batch.
+        free: memories that nobody reads but these calls.
+    """
+    outside, loads = held(calls, free)
+    _, before = held(whole, free)
+    most = max(int(loads.max(initial=0)), int(before.max(initial=0)) - outside)
+    rooms: dict[int, int] = {}
+    for each, load in zip(calls, loads, strict=True):
+        if each.op == "conv_forward":
+            rooms[each.layer] = min(rooms.get(each.layer, most), most - int(load))
+    return [
+        dataclasses.replace(
+            each, attributes={**each.attributes, "room": max(rooms[each.layer], _LEAST) // _UNIT * _UNIT}
+        )
+        if each.op == "conv_forward"
+        else each
+        for each in calls
+    ]
+
+
+def held(calls: Sequence[Call], free: Set[SyncedMemory]) -> tuple[int, np.ndarray]:
+    """Bytes beside the arena, and those in use in it at each call, without scratch."""
+    found = lifetimes([[each] for each in calls], keep={*memories(calls)} - free)
+    first, last, size = np.array([[x.first, x.last, x.nbytes] for x in found.arena] or np.empty((0, 3)), np.int64).T
+    return sum(found.pinned.values()), loads(first, last, size, len(calls))
+
+
+def loads(first: np.ndarray, last: np.ndarray, size: np.ndarray, steps: int) -> np.ndarray:
+    """Bytes in use at each step, of arrays that are in use from step `first` to step `last`."""
+    changes = np.zeros(steps + 1, np.int64)
+    np.add.at(changes, first, size)
+    np.add.at(changes, last + 1, -size)
+    return np.cumsum(changes)[:-1]
