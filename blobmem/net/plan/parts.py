@@ -32,6 +32,7 @@ _NEAR = 1 / 12  # of what arrays take otherwise, more than the least, that fewer
 _NEARLY = 1 / 50  # of what the net holds, that an earlier end may take more
 # (and on the host, where parts cost next to nothing, that fewer parts may take more than the least)
 _STEP = 1 / 60  # of what the net holds, that each end must save that is later
+_CALL = 4608  # bytes, about, that the host holds for a call
 
 _EACH = frozenset({
     "relu_forward", "sigmoid_forward", "tanh_forward", "elu_forward", "power_forward", "exp_forward", "log_forward",
@@ -218,7 +219,8 @@ def _choose(
                 part = within.copy()
                 for start, stop, nbytes in copies:
                     part[start - begin : stop + 1 - begin] += nbytes
-                held.append((outside + max(int(part.max()) / count + crossing, rest), count, end))
+                more = (count - 1) * (end - begin) * _CALL if on_host else 0  # it holds arrays, too
+                held.append((outside + more + max(int(part.max()) / count + crossing, rest), count, end))
     before = outside + sum(turned.values()) + int(load.max(initial=0))
     return _best(held, outside, before, _NEARLY * before if on_host else None)
 

@@ -41,6 +41,7 @@ DEVICES = [
 def _small_nets(monkeypatch):
     """Bytes that would not be worth it are."""
     monkeypatch.setattr(parts, "_LITTLE", 0)
+    monkeypatch.setattr(parts, "_CALL", 0)
 
 
 def conv(name, bottom, outputs, more="kernel_size: 3 pad: 1"):
@@ -254,6 +255,14 @@ def test_little_is_left_alone(monkeypatch):
     net = wide(HOST)
     net.run_forward()
     assert net._parts is None
+
+
+def test_on_the_host_calls_have_bytes_too(monkeypatch):
+    monkeypatch.setattr(parts, "_CALL", 1 << 20)
+    nets = [wide(device) for device in (HOST, SimulatedDevice())]
+    for net in nets:
+        net.run_forward()
+    assert [net._parts is None for net in nets] == [True, False]
 
 
 @pytest.mark.parametrize("much, share, items", [(0.55, 0.3, 16), (0.3, 0.6, 32), (0.9, 0.3, None)])

@@ -17,6 +17,7 @@ ROOM = 1 << 20
 def _small_nets(monkeypatch):
     """Bytes that would not be worth it are, and there is no room that all have."""
     monkeypatch.setattr(parts, "_LITTLE", 0)
+    monkeypatch.setattr(parts, "_CALL", 0)
     monkeypatch.setattr(rooms, "_LEAST", 0)
 
 
