@@ -241,7 +241,8 @@ class Solver:
                 with self.net.group.lock:
                     self._iterate()
         finally:
-            self._catch_up()
+            with self.net.group.lock:
+                self._catch_up()
 
     def _iterate(self) -> None:
         test = self._due(self.param.test_interval) and (self._iter > 0 or self.param.test_initialization)
@@ -257,7 +258,6 @@ class Solver:
             self._iterate_anew(test)
             self._settled.end()
         if self._due(self.param.snapshot) or self._snapshot_asked:
-            self._catch_up()
             self._snapshot_asked = False
             self.snapshot()
         for report in self._callbacks.on_iteration:
@@ -436,6 +436,7 @@ class Solver:
         """
         self._check_snapshots()
         with self.net.group.lock:
+            self._catch_up()
             kind, base = snapshot.kind_of(self.param), f"{self.snapshot_prefix}_iter_{self._iter}"
             rate, diffs = self.updater.rate, self.param.snapshot_diff
             state = State(self._iter, rate.current_step, base + kind.model, self.updater.arrays())
@@ -466,6 +467,7 @@ class Solver:
         found = snapshot.read(path, self.updater.slots())
         nets = [self.net, *self.test_nets]
         with self.net.group.lock, contextlib.ExitStack() as undo:
+            self._catch_up()
             if found.carried is not None:
                 carried.check(found.carried, found.path)
                 carried.load_layers(nets, found.carried, found.path, undo)
