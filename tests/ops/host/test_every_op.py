@@ -135,6 +135,8 @@ CASES = {
     "fill_scaled": ([Squares(4), Out(*X)], {"value": 0.5}),
     "find_bad": ([X, X, InOut(4)], {}),
     "fill_random": ([Out(*X)], {"filler": Filler("gaussian", sparse=2), "draws": DRAWS}),
+    "fold_norm": ([(6, 4, 3, 2), (6,), (6,), positive(6), positive(1), (6,), (6,), Out(6, 4, 3, 2), Out(6)],
+                  {"eps": 0.1, "axis": 0, "turned": True}),
     "hinge_loss_forward": ([(70, 5), labels(70), Out()], {"norm": "L2", "layer": "l"}),
     "hinge_loss_backward": ([(70, 5), labels(70), (), Out(70, 5)], {"norm": "L2", "layer": "l"}),
     "infogain_loss_forward": ([(7, 5, 3), labels((7, 3)), (5, 5), Out(7, 5, 3), Out()], LOSS),
