@@ -80,7 +80,7 @@ def residual_net(lenet: Any) -> Any:
 def falling(param: Any, steps: int) -> None:
     """A rate that falls to nothing: at a constant one the running statistics of batch norm are not yet those of the
     weights at the end, and float32's own accuracies differ by ten points from seed to seed."""
-    param.lr_policy, param.base_lr, param.power, param.max_iter = "poly", 0.05, 1.0, steps
+    param.lr_policy, param.base_lr, param.power, param.max_iter = "poly", 0.02, 1.0, steps
 
 
 def run(param: Any, dtype: str, steps: int, device: Any) -> dict[str, Any]:

@@ -308,6 +308,7 @@ def gpu(name, **options):
 
 @pytest.mark.gpu
 @needs_gpu[1]
+@pytest.mark.xdist_group("memory")
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_a_walk_on_a_gpu(name):
     if name == "rmm":
@@ -317,6 +318,7 @@ def test_a_walk_on_a_gpu(name):
 
 @pytest.mark.gpu
 @needs_gpu[1]
+@pytest.mark.xdist_group("memory")
 @pytest.mark.parametrize("name", MOVING)
 def test_more_than_the_card_has_changes_nothing_on_a_gpu(name):
     device = gpu(name)
