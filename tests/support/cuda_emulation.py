@@ -204,11 +204,16 @@ class EmulatedCuda(SimulatedDevice):
 
     def __init__(self, capacity=None, **options):
         super().__init__(capacity, **options)
-        self.fault_words = np.zeros(3, np.int64)
-        self.faults = Faults(self.fault_words, self.fault_words.ctypes.data, lambda: None)
+        self.fault_words, self.fault_flag = np.zeros(4, np.int64), np.zeros(1, np.int64)
+        self.fault_words[3] = self.fault_flag.ctypes.data
+        self.faults = self.make_faults(lambda: None)
         self.launches, self.captured, self._of_thread = [], [], threading.local()
         self._scratch = range(0)
         self._link = EmulatedLink(self)
+
+    def make_faults(self, settle):
+        words = self.fault_words
+        return Faults(words, words.ctypes.data, settle, lambda: self.fault_flag.fill(0))
 
     def link(self):
         return self._link

@@ -9,7 +9,6 @@ import random
 from cuda_emulation import EmulatedCuda, EmulatedGraph, EmulatedLink
 
 from blobmem import SimulatedDevice
-from blobmem.devices.cuda.faults import Faults
 from blobmem.devices.queues import SimulatedEvent, SimulatedStream, Work
 from blobmem.memory import Side
 from blobmem.net.schedule import Step
@@ -161,8 +160,7 @@ class LateCuda(_Late, EmulatedCuda):
 
     def __init__(self, order="side", **options):
         super().__init__(order, **options)
-        words = self.fault_words
-        self.faults = Faults(words, words.ctypes.data, lambda: SimulatedDevice.synchronize(self))
+        self.faults = self.make_faults(lambda: SimulatedDevice.synchronize(self))
         self._link = LateLink(self)
 
     def pin(self, address, nbytes):

@@ -138,10 +138,12 @@ class Context:
         self.captures = Captures()  # of all devices: a thread has the same stream for each
         self.bind()
         pointer = check(driver.cuMemHostAlloc(4096, driver.CU_MEMHOSTALLOC_DEVICEMAP), "cuMemHostAlloc")
-        words = np.ctypeslib.as_array((ctypes.c_int64 * 3).from_address(int(pointer)))
-        words[:] = 0
+        words = np.ctypeslib.as_array((ctypes.c_int64 * 4).from_address(int(pointer)))
+        flag = int(check(driver.cuMemAlloc(8), "cuMemAlloc"))
+        words[:] = 0, 0, 0, flag
         address = int(check(driver.cuMemHostGetDevicePointer(pointer, 0), "cuMemHostGetDevicePointer"))
-        self.faults = Faults(words, address, self.settle)
+        self.faults = Faults(words, address, self.settle, lambda: driver.cuMemsetD8(flag, 0, 8))
+        check(driver.cuMemsetD8(flag, 0, 8), "cuMemsetD8")
 
     @staticmethod
     def of(ordinal: int) -> Context:

@@ -18,17 +18,23 @@ class Faults:
     """A device's record of one bad value.
 
     Args:
-        words: int64 (3,) in host memory that kernels write to: a code (0 is none), an index, a float64's bits.
+        words: int64 (4,) in host memory that kernels write to: a code (0 is none), an index, a float64's bits; then the
+            address of an int64 of the device's, which they set to 1 with that.
         address: where kernels find it.
         settle: waits for all that is queued on the device.
+        clear: sets the device's int64 to 0.
 
     Attributes:
+        flag: the address of the device's int64, for kernels: each look at the host's memory takes them a microsecond.
         layer: the layer whose ops this thread queues next, for messages.
     """
 
-    def __init__(self, words: np.ndarray, address: int, settle: Callable[[], None]) -> None:
+    def __init__(
+        self, words: np.ndarray, address: int, settle: Callable[[], None], clear: Callable[[], object]
+    ) -> None:
         self.words = words
-        self.address = address
+        self.address, self.flag = address, int(words[3])
+        self._clear = clear
         self._settle = settle
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -77,7 +83,8 @@ class Faults:
             with self._lock:
                 code, index = int(self.words[0]), int(self.words[1])
                 value = float(self.words[2:3].view(np.float64)[0])
-                self.words[:] = 0
+                self.words[:3] = 0
+                self._clear()
             if code:
                 raise self._makes[code - 1](index, value)
 

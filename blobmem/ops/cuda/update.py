@@ -68,13 +68,13 @@ def _update(kernel: str, histories: int, arrays: Sequence[CudaArray], regulariza
             unless_wrong: int, *numbers: float) -> None:  # fmt: skip
     """Run a kernel over all elements of the arrays, those of a parameter being gradient, data, histories and so on."""
     width, scaling = 2 + histories + is_half(arrays[0].dtype), None
-    fault = arrays[0].device.faults.address if unless_wrong else None
+    flag = arrays[0].device.faults.flag if unless_wrong else None
     if scaled:
         scaling = arrays[width]
         arrays = [array for at, array in enumerate(arrays) if at % (width + 1) < width]
     left_out = unless_wrong if unless_wrong != GUARDED else None
     for blocks, table, count in _launches(width, arrays):
-        given = table, count, _CHUNK, regularization == "L1", scaling, fault, left_out
+        given = table, count, _CHUNK, regularization == "L1", scaling, flag, left_out
         _KERNELS.run(arrays[0], kernel, blocks, THREADS, *given, *numbers)
         left_out = None
 

@@ -15,14 +15,14 @@ def bad(index, value):
 
 @pytest.fixture
 def faults():
-    words = np.zeros(3, np.int64)
-    return Faults(words, words.ctypes.data, lambda: None)
+    words = np.array([0, 0, 0, 4096])
+    return Faults(words, words.ctypes.data, lambda: None, lambda: None)
 
 
 def find(faults, code, index, value):
     """As a kernel does."""
     faults.words[:2] = code, index
-    faults.words[2:].view(np.float64)[0] = value
+    faults.words[2:3].view(np.float64)[0] = value
 
 
 def test_a_fault_is_raised_once(faults):
@@ -35,12 +35,13 @@ def test_a_fault_is_raised_once(faults):
 
 
 def test_what_is_queued_behind_does_not_find_it_again():
-    words = np.zeros(3, np.int64)
-    faults = Faults(words, words.ctypes.data, lambda: find(faults, 1, 7, 2.5))
+    words, cleared = np.array([0, 0, 0, 4096]), []
+    faults = Faults(words, words.ctypes.data, lambda: find(faults, 1, 7, 2.5), lambda: cleared.append(1))
     find(faults, faults.code("key", bad), 7, 2.5)
     with pytest.raises(ValueError, match="at 7"):
         faults.check()
     faults.check()
+    assert faults.flag == words[3] == 4096 and cleared == [1]
 
 
 def test_the_layer_that_queued_it_is_named(faults):

@@ -210,10 +210,12 @@ __device__ __forceinline__ Words philox(u32 k0, u32 k1, u32 c2, u32 c3, u64 bloc
   return words;
 }
 
-// A bad value found by a kernel: the first one is kept, with its index, and the host raises it when it next waits.
+// A bad value found by a kernel: the first one is kept, with its index, and the host raises it when it next waits. The
+// last word is the address of a flag in the device's memory, set until then.
 __device__ __forceinline__ void report(i64 *fault, i64 code, i64 index, double value) {
   if (atomicCAS((u64 *)fault, 0ull, (u64)code) == 0) {
     fault[1] = index;
     ((double *)fault)[2] = value;
+    *(volatile i64 *)fault[3] = 1;
   }
 }

@@ -116,19 +116,14 @@ struct Parameter {
 
 // step(gradient, value, past) changes the value and H values of its history. An entry: diff, data, H of history, and of
 // halves the master. `scaling`, if not null, says what gradients were multiplied by, and whether to leave the step out.
-// `fault`, if not null, is where bad values are reported (common.cuh): while one is there nothing is done, as the host has
-// yet to raise it, and `left_out`, if not null, counts that.
+// `flag`, if not null, says that a bad value was reported (common.cuh): nothing is done then, as the host has yet to raise
+// it, and `left_out`, if not null, counts that.
 template <int H, class F>
 __device__ __forceinline__ void update(const Table &table, int count, int chunk, const Scaling *scaling,
-                                       const i64 *fault, i64 *left_out, Gradient of, F step) {
-  if (fault) {
-    __shared__ int found;
-    if (threadIdx.x == 0) found = *(const volatile i64 *)fault != 0;
-    __syncthreads();
-    if (found) {
-      if (left_out && blockIdx.x == 0 && threadIdx.x == 0) *left_out += 1;
-      return;
-    }
+                                       const i64 *flag, i64 *left_out, Gradient of, F step) {
+  if (flag && *flag) {
+    if (left_out && blockIdx.x == 0 && threadIdx.x == 0) *left_out += 1;
+    return;
   }
   if (scaling) {
     if (scaling->bad != 0) return;
@@ -181,50 +176,50 @@ __device__ __forceinline__ void update(const Table &table, int count, int chunk,
   }
 }
 
-extern "C" __global__ void sgd(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *fault, i64 *left_out,
+extern "C" __global__ void sgd(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
                                 T decay, T scale,
                                 T rate, T momentum) {
-  update<1>(table, count, chunk, scaling, fault, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+  update<1>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &h = past[0];
     h = momentum * h + rate * g;
     value -= h;
   });
 }
 
-extern "C" __global__ void nesterov(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *fault, i64 *left_out,
+extern "C" __global__ void nesterov(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
                                 T decay, T scale,
                                      T rate, T momentum) {
-  update<1>(table, count, chunk, scaling, fault, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+  update<1>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &h = past[0], before = h;
     h = momentum * before + rate * g;
     value -= (1 + momentum) * h - momentum * before;
   });
 }
 
-extern "C" __global__ void adagrad(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *fault, i64 *left_out,
+extern "C" __global__ void adagrad(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
                                 T decay, T scale,
                                     T rate, T delta) {
-  update<1>(table, count, chunk, scaling, fault, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+  update<1>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &h = past[0];
     h += g * g;
     value -= rate * (g / (sqrt(h) + delta));
   });
 }
 
-extern "C" __global__ void rmsprop(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *fault, i64 *left_out,
+extern "C" __global__ void rmsprop(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
                                 T decay, T scale,
                                     T rate, T rms_decay, T delta) {
-  update<1>(table, count, chunk, scaling, fault, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+  update<1>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &h = past[0];
     h = rms_decay * h + (1 - rms_decay) * (g * g);
     value -= rate * (g / (sqrt(h) + delta));
   });
 }
 
-extern "C" __global__ void adadelta(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *fault, i64 *left_out,
+extern "C" __global__ void adadelta(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
                                 T decay, T scale,
                                      T rate, T momentum, T delta) {
-  update<2>(table, count, chunk, scaling, fault, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+  update<2>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &square = past[0], &move = past[1];
     square = momentum * square + (1 - momentum) * (g * g);
     T step = g * sqrt((move + delta) / (square + delta));
@@ -233,10 +228,10 @@ extern "C" __global__ void adadelta(Table table, int count, int chunk, int l1, c
   });
 }
 
-extern "C" __global__ void adam(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *fault, i64 *left_out,
+extern "C" __global__ void adam(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
                                 T decay, T scale,
                                  T rate, T momentum, T momentum2, T delta) {
-  update<2>(table, count, chunk, scaling, fault, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+  update<2>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
     T &mean = past[0], &square = past[1];
     mean = momentum * mean + (1 - momentum) * g;
     square = momentum2 * square + (1 - momentum2) * (g * g);
