@@ -26,6 +26,7 @@ PLAIN, ABSOLUTE, SQUARE, PRODUCT, PRODUCT_BELOW = range(5)
 BLOCKS = 2048  # enough to fill any card, about twice over
 _LEAST = 16384  # elements that are worth a block
 _LEAST_ROWS = 256  # the same, of 32 neighbouring channels without runs
+_WORTH_ADDING = 4  # parts of a channel; fewer are summed sooner by one block of more threads
 _SHORT = 1024  # elements of a channel that are not worth a block
 _LONG = 8192  # elements of a channel that keep 1024 threads busy
 
@@ -45,7 +46,10 @@ def _column_splits(shape: Folded) -> int:
 
 @functools.lru_cache(4096)
 def _parts(shape: Folded) -> int:
-    return _column_splits(shape) if shape[2] == 1 and shape[1] > 1 else splits(shape)
+    if shape[2] == 1 and shape[1] > 1:
+        return _column_splits(shape)
+    parts = splits(shape)
+    return parts if parts >= _WORTH_ADDING else 1
 
 
 def workspace_bytes(shape: Folded) -> int:
@@ -77,8 +81,8 @@ def sum_per_channel(shape: Folded, x: CudaArray, y: CudaArray | None, total: Cud
         blocks = -(-channels // (THREADS // 32))
         _KERNELS.run(x, "sum_short_channels", blocks, THREADS, *pair, total, outer, channels, inner, *last)
     else:
-        blocks = channels * parts
-        _KERNELS.run(x, "sum_channels", blocks, THREADS, *pair, total, ws, outer, channels, inner, parts, *last)
+        blocks, size = channels * parts, 4 * THREADS if parts < splits(shape) else THREADS
+        _KERNELS.run(x, "sum_channels", blocks, size, *pair, total, ws, outer, channels, inner, parts, *last)
     if parts > 1 and ws is not None:
         add_parts(ws, total, parts, accumulate=accumulate, factor=factor)
 

@@ -23,7 +23,7 @@ def upload(device, array):
 
 @pytest.mark.parametrize("kind, formula", FORMULAS)
 @pytest.mark.parametrize(
-    "shape", [(3, 5, 7), (2, 6, 520), (2, 2, 8197), (1, 1, 33000), (600, 35, 1), (1, 3, 1), (700, 36, 1)]
+    "shape", [(3, 5, 7), (2, 6, 520), (2, 2, 8197), (1, 1, 33000), (1, 1, 66000), (600, 35, 1), (1, 3, 1), (700, 36, 1)]
 )
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_sums(cuda, rng, shape, kind, formula, accumulate):
@@ -45,6 +45,8 @@ def test_sums(cuda, rng, shape, kind, formula, accumulate):
 
 def test_workspace_is_for_what_is_cut():
     assert channels.workspace_bytes((256, 2048, 49)) == 0
+    assert channels.workspace_bytes((64, 20, 576)) == 0
+    assert channels.workspace_bytes((100, 20, 676)) == 8 * 20 * 4
     assert channels.workspace_bytes((256, 64, 12544)) == 8 * 64 * 32
     assert channels.workspace_bytes((256, 4096, 1)) == 0
     assert channels.workspace_bytes((256 * 12544, 64, 1)) == 8 * 64 * 1024

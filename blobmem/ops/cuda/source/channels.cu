@@ -67,8 +67,9 @@ struct Totals {
 };
 
 // A block for each part of each channel.
-extern "C" __global__ void sum_channels(const D *x, const D *y, void *total, double *parts, i64 outer, i64 channels,
-                                        i64 inner, i64 splits, int kind, double factor, int accumulate, int exact) {
+extern "C" __global__ void __launch_bounds__(1024)
+    sum_channels(const D *x, const D *y, void *total, double *parts, i64 outer, i64 channels, i64 inner, i64 splits, int kind,
+                 double factor, int accumulate, int exact) {
   __shared__ double shared[32];
   i64 c = blockIdx.x / splits, s = blockIdx.x % splits;
 #define SUM(KIND) sum_part<KIND>(x, y, outer, channels, inner, c, s, splits, threadIdx.x, blockDim.x)
