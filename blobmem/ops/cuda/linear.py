@@ -6,17 +6,23 @@ from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import channels
-from blobmem.ops.cuda.launch import Kernels
+from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.cuda.neuron import relu_forward
 from blobmem.ops.cuda.products import only_products, product
 from blobmem.ops.registry import op
 
 _KERNELS = Kernels("linear")
+_FEW, _LONG, _MOST_PRODUCTS = 2048, 32, 1 << 20
+"""Numbers of a result, and products in the sum of each and in all, for which cuBLAS has no tiles that fill a card: a
+warp for each number is sooner ready."""
 
 
 def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray, *, transpose: bool,
             relu: bool = False) -> None:  # fmt: skip
     """`inner_product_forward`, and with `relu` max(0, .) of that."""
+    if not transpose and y.size <= _FEW and _LONG <= x.shape[1] <= _MOST_PRODUCTS // max(1, y.size):
+        _KERNELS.run(y, "few_products", -(-y.size // 8), THREADS, x, w, b, y, y.size, *w.shape, relu)
+        return
     product(x, w, y, ws, transpose_b=not transpose)
     if b is not None:
         _KERNELS.over(y, "add_bias", y.size, y, b, y.size, b.size, relu)

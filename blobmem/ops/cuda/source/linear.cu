@@ -8,3 +8,26 @@ extern "C" __global__ void add_bias(D *y, const D *b, i64 n, i64 columns, int re
     return relu && v <= 0 ? (T)0 : v;
   });
 }
+
+// y (rows, columns), n elements, = x w^T, plus b if there is one, with ReLU if wanted: a warp for each sum of `depth` products.
+extern "C" __global__ void few_products(const D *x, const D *w, const D *b, D *y, i64 n, i64 columns, i64 depth, int relu) {
+  i64 i = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32, c = i % columns;
+  if (i >= n) return;
+  int lane = threadIdx.x & 31;
+  const D *row = x + i / columns * depth, *weights = w + c * depth;
+  T total = 0;
+  if (depth % PACK == 0 && aligned(x) && aligned(w))
+#pragma unroll 4
+    for (i64 k = lane * PACK; k < depth; k += 32 * PACK) {
+      Lot<PACK> u = load<PACK>(row, k), v = load<PACK>(weights, k);
+#pragma unroll
+      for (int j = 0; j < PACK; j++) total += u.at[j] * v.at[j];
+    }
+  else
+#pragma unroll 4
+    for (i64 k = lane; k < depth; k += 32) total += (T)row[k] * (T)weights[k];
+  double sum = total;
+  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  T v = (T)sum + (b ? (T)b[c] : (T)0);
+  if (lane == 0) y[i] = relu && v <= 0 ? (T)0 : v;
+}
