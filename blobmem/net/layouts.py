@@ -54,26 +54,43 @@ _SEEDS = frozenset({"conv_forward", "conv_backward_data", "conv_backward_weights
 def is_faster(calls: Sequence[Call], device: Device) -> bool:
     """Whether a net of these calls is faster on the device with its images channels last.
 
-    Where the device does not say, by what its convolutions took when their algorithms were chosen. Only a net with
-    groups is looked at so: in full precision cuDNN turns the arrays over to compute, which pays for groups alone.
+    Where the device says so, not if its small convolutions lose by it (`_stays`). Where it does not say, by what its
+    convolutions took when their algorithms were chosen. Only a net with groups is looked at so: in full precision cuDNN
+    turns the arrays over to compute, which pays for groups alone.
     """
+    seeds = [call for call in calls if call.op in _SEEDS]
     known = getattr(device, "channels_last", False)
     if known is not None:
-        return bool(known)
-    if any(call.op in _SEEDS and is_half(call.operand(0).blob.dtype) for call in calls):
+        return bool(known) and not (seeds and _stays(seeds, device))
+    if any(is_half(call.operand(0).blob.dtype) for call in seeds):
         return True  # tensor cores want them so
-    from blobmem.ops.cuda.conv import milliseconds
-
-    def total(convolutions: Iterable[Call]) -> float:
-        times = [milliseconds(str(each.op), _specs(each), each.attributes, device) for each in convolutions]
-        return sum(math.nan if ms is None else ms for ms in times)
-
-    makers = [(call, make) for call in calls if call.op in _SEEDS and (make := _rewriting(call)) is not None]
+    makers = [(call, make) for call in seeds if (make := _rewriting(call)) is not None]
     if all(call.attributes["group"] == 1 for call, _ in makers):
         return False
-    usual = total(call for call, _ in makers)
+    usual = _total((call for call, _ in makers), device)
     # of a small net the host's time counts, and another search would take long
-    return usual >= _MEASURED_FROM and total(make() for _, make in makers) < _WORTH * usual
+    return usual >= _MEASURED_FROM and _total((make() for _, make in makers), device) < _WORTH * usual
+
+
+def _stays(convolutions: Sequence[Call], device: Device) -> bool:
+    """Whether a net of small convolutions is no slower with its images as they are: our own kernels take either order,
+    and other ops then turn nothing over."""
+    from blobmem.ops.cuda.conv import are_small
+
+    fit, ours = are_small(((str(each.op), _specs(each), each.attributes) for each in convolutions), device)
+    if ours or not fit:
+        return ours
+    makers = [_rewriting(call) for call in convolutions]
+    last = _total((make() if make else call for call, make in zip(convolutions, makers, strict=True)), device)
+    return _total(convolutions, device) <= last + _TURNS * len(convolutions)
+
+
+def _total(convolutions: Iterable[Call], device: Device) -> float:
+    """Milliseconds of them all; NaN if one's are not known."""
+    from blobmem.ops.cuda.conv import milliseconds
+
+    times = [milliseconds(str(each.op), _specs(each), each.attributes, device) for each in convolutions]
+    return sum(math.nan if ms is None else ms for ms in times)
 
 
 def _specs(call: Call) -> list[ArraySpec | None]:
@@ -129,6 +146,7 @@ _MOVED: dict[int, Any] = {1: np.uint8, 2: np.float16, 4: np.float32}
 """What an array is moved as, whatever it stands for, by the bytes of an element; masks may be in bytes."""
 
 _MEASURED_FROM = 2.0  # ms that a net's convolutions take
+_TURNS = 0.004  # ms for what is turned over, widened and narrowed around a small convolution
 _WORTH = 0.95  # of the convolutions' time: the rest pays for turning arrays over where other ops want them
 
 

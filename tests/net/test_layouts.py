@@ -398,6 +398,26 @@ def test_what_is_faster_is_measured_where_the_device_does_not_say(monkeypatch, f
     assert layouts.is_faster(calls, device_of(True)) and not layouts.is_faster(calls, device_of(False))
 
 
+@pytest.mark.parametrize(
+    "fits, ours, first_ms, last_ms, expected",
+    [(False, False, 0.1, 0.2, True), (True, True, 0.2, 0.1, False), (True, False, 0.1, 0.1, False),
+     (True, False, 0.103, 0.1, False), (True, False, 0.105, 0.1, True), (True, False, None, 0.1, True)],
+)  # fmt: skip
+def test_small_convolutions_stay_in_the_usual_order_unless_they_lose_by_it(
+    monkeypatch, fits, ours, first_ms, last_ms, expected
+):
+    calls = [call for schedule in made(False).compiled() for call in schedule.calls]
+    monkeypatch.setattr(conv, "fits", lambda key: fits)
+    monkeypatch.setattr(conv, "is_small", lambda key, device: ours and key.layout == "NCHW")
+
+    def milliseconds(op, specs, attributes, device):
+        return last_ms if attributes.get("layout") == "NHWC" else first_ms
+
+    monkeypatch.setattr(conv, "milliseconds", milliseconds)
+    assert layouts.is_faster(calls, device_of(True)) == expected
+    assert not layouts.is_faster(calls, device_of(False))
+
+
 def test_nets_that_share_memory_keep_one_order():
     train, test = made(True), Net(NET, TEST, device=device_of(False), seed=1)
     assert not test.compiled()[0].images_last

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,8 @@ from blobmem.ops.cuda.conv_direct import (
     direct_forward,
     take_channels_last,
 )
-from blobmem.ops.cuda.conv_plans import key_of, plan_ms, plan_of, room_of, within
+from blobmem.ops.cuda.conv_plans import is_small, key_of, plan_ms, plan_of, room_of, within
+from blobmem.ops.cuda.conv_small import Small, fits
 from blobmem.ops.cuda.cudnn import RELU, SUM, Plan
 from blobmem.ops.cuda.layout import (
     aligned,
@@ -122,12 +123,26 @@ def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False, turned
     room = room_of(key, device)
     if room is None:
         return aligned(w.nbytes) if turned else 0
+    if not room.turns:
+        return room.nbytes + (aligned(w.nbytes) if turned else 0)
     apart = apart or (key.direction == "weights" and room.parts > 1)
     return room.nbytes + (aligned(w.nbytes) if apart or (weights_turn(w.shape, key.layout) and not turned) else 0)
 
 
 def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], device: Any) -> float | None:
-    """What a convolution's plan took when it was chosen; None where our own kernels run, or nothing is known."""
+    """What a convolution's plan took when it was chosen; None where our own plain kernels run, or nothing is known."""
+    return plan_ms(_key_of_call(op, specs, attributes, device), device)
+
+
+def are_small(calls: Iterable[tuple[str, Sequence[Any], Mapping[str, Any]]], device: Any) -> tuple[bool, bool]:
+    """Whether our own small kernels could compute all these convolutions, and whether they do: given are ops, specs of
+    their operands, and attributes."""
+    keys = [_key_of_call(*call, device) for call in calls]
+    fit = all(map(fits, keys))
+    return fit, fit and all(is_small(key, device) for key in keys)
+
+
+def _key_of_call(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], device: Any) -> Key:
     window = _window(**attributes)
     if op == "conv_forward":
         direction, x, w = _forward_direction(specs[2]), specs[0], specs[1]
@@ -135,7 +150,7 @@ def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], d
         direction, x, w = "data", specs[2], specs[1]
     else:
         direction, x, w = "weights", specs[0], specs[2]
-    return plan_ms(key_of(direction, device, x, w, *window), device)
+    return key_of(direction, device, x, w, *window)
 
 
 def _forward_direction(b: Any, relu: bool = False, summed: bool = False) -> str:
@@ -187,11 +202,14 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
     if images:
         x, ws = _turn_images(x, ws)
     plan = plan_of(within(key_of(after.direction, x.device, x, w, *window), room, x.device), x.device)
+    if turned and (plan is None or isinstance(plan, Small)):
+        to_channels_first(w, w := _beside(w, ws))
     if plan is None:
-        if turned:
-            to_channels_first(w, w := _beside(w, ws))
         direct_forward(x, w, b, y, **_keywords(window))
         after._replace(b=None).run(y, window[-1])
+        return
+    if isinstance(plan, Small):
+        plan.forward(x, w, b, y, relu)
         return
     w, offset = (w, 0) if turned else _turned(w, ws, window[-1])
     _run_forward(plan, x, w, y, ws, offset, window[-1], after)
@@ -237,6 +255,9 @@ def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArr
     if plan is None:
         direct_backward_data(dy, w, b, dx, **_keywords(window))
         return
+    if isinstance(plan, Small):
+        plan.forward(dy, w, b, dx)
+        return
     w, offset = _turned(w, ws, window[-1])
     _run(plan, (dx, w, dy), ws, offset)
     if b is not None:
@@ -255,6 +276,8 @@ def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray 
     turns = weights_turn(dw.shape, window[-1])
     if plan is None:
         direct_backward_weights(x, dy, dw, accumulate=accumulate, **_keywords(window))
+    elif isinstance(plan, Small):
+        plan.weights(x, dy, dw, ws, accumulate)
     elif turns or accumulate or plan.parts > 1:
         fresh = _beside(dw, ws)
         for part in range(plan.parts):
@@ -284,12 +307,14 @@ class _Wide(NamedTuple):
         return within(key_of(direction, device, self.x, self.w, *window), room, device)
 
     def plan(self, direction: str, device: Any, window: Window, room: int | None = None) -> Plan | None:
-        return plan_of(self._key(direction, device, window, room), device)
+        """None where none takes the channels of zeros, or our own kernels would, which are faster without these."""
+        plan = plan_of(self._key(direction, device, window, room), device)
+        return None if isinstance(plan, Small) else plan
 
     def workspace_bytes(self, direction: str, device: Any, window: Window, room: int | None = None) -> int:
-        """0 where no plan takes the channels of zeros."""
+        """0 where there is no `plan`."""
         taken = room_of(self._key(direction, device, window, room), device)
-        return 0 if taken is None else self._places()[-1] + taken.nbytes
+        return 0 if taken is None or not taken.turns else self._places()[-1] + taken.nbytes
 
     def _places(self) -> tuple[int, int, int, int]:
         """Where in ws the images, the weights and the wider weights begin, and where they end."""

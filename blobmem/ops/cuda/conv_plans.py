@@ -15,6 +15,7 @@ from blobmem.errors import DeviceError
 from blobmem.ops.cuda import algorithms
 from blobmem.ops.cuda.algorithms import DIRECT, Choice, Key, Registry, Shape
 from blobmem.ops.cuda.conv_search import Search
+from blobmem.ops.cuda.conv_small import SMALL, Small
 from blobmem.ops.cuda.cudnn import MOST_AXES, RELU, Cudnn, Plan, parts_of
 from blobmem.ops.cuda.layout import channels_first
 from blobmem.ops.registry import ArraySpec
@@ -41,20 +42,24 @@ def _key(direction: str, x: Shape, w: Shape, stride: Shape, pad: Shape, dilation
 
 
 class Room(NamedTuple):
-    """Bytes of workspace that a plan takes, and the number of parts that it takes the images in."""
+    """Bytes of workspace that a plan takes, the number of parts that it takes the images in, and whether it is cuDNN's,
+    for which weights are turned over."""
 
     nbytes: int
     parts: int
+    turns: bool = True
 
 
 def room_of(key: Key, device: Any) -> Room | None:
-    """What a convolution's plan takes, None for our own kernels, which need no workspace.
+    """What a convolution's plan takes, None for our own plain kernels, which need no workspace.
 
     On a device with a GPU this searches for the plan and builds it. Where there is none the files are looked up; for a
     convolution that is in none the limit is charged, and the device is marked `uncertain`.
     """
     if not device.predicts:
         plan = plan_of(key, device)
+        if isinstance(plan, Small):
+            return Room(plan.workspace, 1, turns=False)
         return None if plan is None else Room(plan.workspace, plan.parts)
     if not _known_to_cudnn(key):
         return None
@@ -67,7 +72,9 @@ def room_of(key: Key, device: Any) -> Room | None:
             )  # fmt: skip
             device.uncertain = True
         return Room(key.most, 2)  # several, as that takes more
-    return None if choice.plan == DIRECT else Room(choice.workspace, parts_of(choice.plan)[0])
+    if choice.plan == DIRECT:
+        return None
+    return Room(choice.workspace, parts_of(choice.plan)[0], not choice.plan.startswith(SMALL))
 
 
 def within(key: Key, room: int | None, device: Any) -> Key:
@@ -91,8 +98,16 @@ def plan_ms(key: Key, device: Any) -> float | None:
     return None if choice is None or choice.plan == DIRECT else choice.ms
 
 
-def plan_of(key: Key, device: Any) -> Plan | None:
-    """The plan for a key, built for this thread's handle; None where our own kernels are to run.
+def is_small(key: Key, device: Any) -> bool:
+    """Whether our own small kernels compute a convolution, as far as that is known."""
+    if not device.predicts:
+        return isinstance(plan_of(key, device), Small)
+    choice = algorithms.predict(device.model, key.math, key)
+    return choice is not None and choice.plan.startswith(SMALL)
+
+
+def plan_of(key: Key, device: Any) -> Plan | Small | None:
+    """The plan for a key, built for this thread's handle; None where our own plain kernels are to run.
 
     For the direction RELU that of "forward+bias", with ReLU in it (`Plan.relu`) where that is to be had.
     """
@@ -114,14 +129,14 @@ def _known_to_cudnn(key: Key) -> bool:
     )
 
 
-def _find(key: Key, device: Any, cudnn: Cudnn) -> Plan | None:
+def _find(key: Key, device: Any, cudnn: Cudnn) -> Plan | Small | None:
     """The registered plan; if it cannot be built (by another build of cuDNN, say) the search is made again, once."""
     registry = algorithms.registry(device.model, cudnn.version, key.math)
     choice = registry.find(key) or _search(registry, key, device, cudnn)
     for again in (True, False):
         if choice.plan == DIRECT:
             return None
-        plan = cudnn.build(key, choice.plan)
+        plan = Small.named(key, choice.plan) or cudnn.build(key, choice.plan)
         if plan is not None and plan.workspace <= choice.workspace:
             return plan
         if again:
@@ -129,10 +144,10 @@ def _find(key: Key, device: Any, cudnn: Cudnn) -> Plan | None:
     raise DeviceError(f"cuDNN lists plan {choice.plan} for a convolution but cannot build it: {key.text}")
 
 
-def _with_relu(key: Key, device: Any, cudnn: Cudnn) -> Plan | None:
+def _with_relu(key: Key, device: Any, cudnn: Cudnn) -> Plan | Small | None:
     """The plan that was chosen without ReLU, or its twin with it, which takes as long and no more workspace."""
     chosen = plan_of(key._replace(direction="forward+bias"), device)
-    if chosen is None or not chosen.fused:
+    if not isinstance(chosen, Plan) or not chosen.fused:
         return chosen
     twin = cudnn.build(key, chosen.name)
     return chosen if twin is None or twin.workspace > chosen.workspace else twin

@@ -6,6 +6,7 @@ the third digit.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from blobmem import dtypes
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.errors import DeviceError
+from blobmem.ops.cuda import conv_small
 from blobmem.ops.cuda.algorithms import DIRECT, NEARLY, WORTH, Candidate, Key
 from blobmem.ops.cuda.conv_direct import (
     add,
@@ -62,7 +64,11 @@ class _Built(NamedTuple):
 
 
 class _Sample:
-    """The first numbers of a key's result by our own kernels, in scratch memory, for plans to be held to."""
+    """The first numbers of a key's result by our own kernels, in scratch memory, for plans to be held to.
+
+    Attributes:
+        weights: in the file's order.
+    """
 
     def __init__(self, key: Key, arrays: list[CudaArray], address: int) -> None:
         result = _RESULT.get(key.direction, 2)
@@ -77,14 +83,18 @@ class _Sample:
         if key.direction != "weights" and weights_turn(key.w, key.layout):
             operands[1] = CudaArray(weights, key.w, dtype, device)
             take_channels_last(arrays[1], operands[1], accumulate=False)
+        self.weights = operands[1]
         operands[result] = self._exact
         run_direct(key, operands, self._count)
 
-    def error_of(self, run: Callable[[], None]) -> float:
-        """The largest difference from what a run leaves, over the largest number."""
+    def error_of(self, run: Callable[[], None], turned: bool) -> float:
+        """The largest difference from what a run leaves, over the largest number.
+
+        `turned`: gradients for weights are in the order that cuDNN's plans for the layout have.
+        """
         self._result.zero()
         run()
-        furthest(self._exact, self._result, self._errors, self._count, self._turned)
+        furthest(self._exact, self._result, self._errors, self._count, self._turned if turned else None)
         device, found = self._result.device, np.empty(2, self._errors.dtype)
         device.synchronize()
         device.memcpy_dtoh(found, self._errors.address)
@@ -124,13 +134,22 @@ class Search:
         self._sample: _Sample
         self._best = [math.inf, math.inf]  # ms of the best plan that is modest, and of the best that is not
         self._listed: list[_Built] = []
-        for form in (FUSED, "", MIRRORED) if key.direction.startswith("forward+") else ("", MIRRORED):
-            self._listed += self._built(form)
+        ours = conv_small.plans(key) if conv_small.fits(key) else []
+        self._small = [plan for plan in ours if plan.workspace <= key.modest]
+        forms = (FUSED, "", MIRRORED) if key.direction.startswith("forward+") else ("", MIRRORED)
+        for form in forms:
+            self._listed += self._built(form, key)
+        if self._small and key.math == "tf32":
+            # plans without tensor cores, which come too late in that list, need not turn images over
+            for form in forms:
+                known = {built.name for built in self._listed}
+                exact = self._built(form, key._replace(math="fp32"))
+                self._listed += [built for built in exact if built.name not in known]
 
     def candidates(self) -> Generator[Candidate, None, None]:
         """The plans, each ready to run while the next has not been asked for."""
         key, listed = self.key, self._listed
-        most = max((built.workspace for built in listed), default=0)
+        most = max([*(built.workspace for built in listed), *(plan.workspace for plan in self._small)], default=0)
         dtype = dtypes.of(key.dtype)
         shapes = [in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],)]
         shapes += [key.w] if key.direction == "weights" else shapes[2:3] if SUM in key.direction else []
@@ -146,36 +165,48 @@ class Search:
             for number, built in enumerate(listed):
                 name = in_parts(built.name, built.parts)
                 yield Candidate(name, number, built.workspace, self._runner(built))
+            for number, plan in enumerate(self._small, len(listed)):
+                yield Candidate(plan.name, number, plan.workspace, functools.partial(self._run_small, plan))
             if min(self._best) == math.inf or (key.group > 1 and key.w[1] == 1):
-                yield Candidate(DIRECT, len(listed), 0, lambda: run_direct(key, self.arrays))
+                number = len(listed) + len(self._small)
+                yield Candidate(DIRECT, number, 0, lambda: run_direct(key, self.arrays))
 
-    def _built(self, form: str) -> Iterator[_Built]:
-        """The plans that can be built; those whose workspace is not modest with the images in so few parts that it is,
-        and last in so few that it is within the limit."""
+    def _run_small(self, plan: conv_small.Small) -> None:
+        x, w, y, b = self.arrays[:4]
+        if self.key.direction == "weights":
+            plan.weights(x, y, w, self._cold.part(0, (plan.workspace,), np.uint8), accumulate=False)
+        elif self.key.direction == "data":
+            plan.forward(y, self._sample.weights, None, x)
+        else:
+            plan.forward(x, self._sample.weights, b if self.key.direction == "forward+bias" else None, y)
+
+    def _built(self, form: str, key: Key) -> Iterator[_Built]:
+        """The plans for a key that can be built; those whose workspace is not modest with the images in so few parts
+        that it is, and last in so few that it is within the limit."""
         found = 0
         large: dict[str, int] = {}
-        for index, name, graph in self.cudnn.listed(self.key, form):
+        for index, name, graph in self.cudnn.listed(key, form):
             if form == FUSED and dtypes.is_half(dtypes.of(self.key.dtype)) and loses_nan(name):
                 continue  # a ReLU mostly follows, and has none of its own there
             if found < _MOST and self.cudnn.built(graph, index):
                 workspace = self._workspace(form, graph, index)
-                if workspace <= self.key.modest:
+                if workspace <= key.modest:
                     found += 1
                     yield _Built(graph, index, name, workspace, 1)
                 elif len(large) < _MOST:
                     large[name] = workspace
-        for most in dict.fromkeys((self.key.modest, self.key.most)):
-            yield from self._in_parts(form, dict(large), most)
+        for most in dict.fromkeys((key.modest, key.most)):
+            yield from self._in_parts(form, key, dict(large), most)
 
     def _workspace(self, form: str, graph: Any, index: int) -> int:
         return int(graph.get_workspace_size_plan_at_index(index)) + mirrored_bytes(self.key, form)
 
-    def _in_parts(self, form: str, large: dict[str, int], most: int) -> Iterator[_Built]:
+    def _in_parts(self, form: str, key: Key, large: dict[str, int], most: int) -> Iterator[_Built]:
         """Plans, by name and the workspace for all images, with these in the fewest parts that need at most so much."""
-        for parts in range(1, self.key.x[0] + 1):
+        for parts in range(1, key.x[0] + 1):
             names = {name for name, workspace in large.items() if workspace <= most * parts}
-            if names and (parts == 1 or self.key.parts_into(parts)):
-                for index, name, graph in self.cudnn.listed(self.key.part(parts), form):
+            if names and (parts == 1 or key.parts_into(parts)):
+                for index, name, graph in self.cudnn.listed(key.part(parts), form):
                     if name in names and self.cudnn.built(graph, index):
                         workspace = self._workspace(form, graph, index)
                         if workspace <= most:
@@ -236,7 +267,10 @@ class Search:
 
     def is_right(self, candidate: Candidate) -> bool:
         """Whether a candidate's numbers are those of our own kernels, to what the key's math allows."""
-        return candidate.plan == DIRECT or self._sample.error_of(candidate.run) <= _TOLERANCE[self.key.math]
+        if candidate.plan == DIRECT:
+            return True
+        turned = not candidate.plan.startswith(conv_small.SMALL)
+        return self._sample.error_of(candidate.run, turned) <= _TOLERANCE[self.key.math]
 
     def _time(self, candidate: Candidate) -> float:
         # while the device is at this the host gets ahead of it, so that short kernels are not timed by their launches

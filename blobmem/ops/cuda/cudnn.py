@@ -16,6 +16,7 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.errors import DeviceError
 from blobmem.ops.cuda import strided
 from blobmem.ops.cuda.algorithms import Key, Shape
+from blobmem.ops.cuda.conv_small import Small
 from blobmem.ops.cuda.layout import aligned
 
 FUSED = "bias+"  # what the name of a plan begins with that does all its direction has behind the convolution, too
@@ -50,7 +51,7 @@ class Cudnn:
 
     Attributes:
         device: that one.
-        plans: by key; None where our own kernels were chosen.
+        plans: by key; None where our own plain kernels were chosen.
         version: cuDNN's, 91900 for 9.19.0.
     """
 
@@ -67,7 +68,7 @@ class Cudnn:
             ) from error
         self.module = cudnn
         self.version = int(cudnn.backend_version())
-        self.plans: dict[Key, Plan | None] = {}
+        self.plans: dict[Key, Plan | Small | None] = {}
         self.errors = (RuntimeError, ValueError, cudnn.cudnnGraphNotSupportedError)
         self.device = device
         self._stream: int | None = None

@@ -11,7 +11,7 @@ import pytest
 from blobmem import dtypes
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.errors import DeviceError, OutOfDeviceMemory
-from blobmem.ops.cuda import algorithms, conv_plans, conv_search, cudnn, layout
+from blobmem.ops.cuda import algorithms, conv_plans, conv_search, conv_small, cudnn, layout
 from blobmem.ops.cuda.algorithms import Choice
 from blobmem.ops.cuda.layout import in_layout
 from blobmem.ops.registry import ArraySpec, table
@@ -121,7 +121,8 @@ class Graph:
 
 
 class Gpu(cuda_emulation.EmulatedCuda):
-    """An emulated device with the stand-in: `plans`, `fused_plans` and, with ReLU, `relu_plans` are what it lists."""
+    """An emulated device with the stand-in: `plans`, `fused_plans` and, with ReLU, `relu_plans` are what it lists.
+    With `small_ms` our own small kernels are among the candidates, and take so long."""
 
     deterministic = False
     model = "Test GPU"
@@ -131,7 +132,7 @@ class Gpu(cuda_emulation.EmulatedCuda):
     def __init__(self, capacity=None):
         super().__init__(capacity)
         self.plans, self.fused_plans, self.measured, self.made = {"eng0": (0, (), 1.0)}, {}, [], None
-        self.relu_plans, self.mirrored_plans, self.form = {}, {}, ""
+        self.relu_plans, self.mirrored_plans, self.form, self.small_ms = {}, {}, "", None
 
     def library(self, name, make):
         assert make is cudnn.Cudnn
@@ -149,6 +150,8 @@ class Gpu(cuda_emulation.EmulatedCuda):
     def milliseconds(self, name):
         forms = {"": self.plans, cudnn.FUSED: self.fused_plans, cudnn.MIRRORED: self.mirrored_plans}
         plans = {form + plan: value for form, those in forms.items() for plan, value in those.items()}
+        if name.startswith(conv_small.SMALL):
+            return self.small_ms
         plan = plans.get(cudnn.parts_of(name)[1])
         return plan[2] if plan is not None else 2.5
 
@@ -190,6 +193,8 @@ def gpu(monkeypatch, tmp_path):
         return self._best[0]
 
     monkeypatch.setattr(conv_search.Search, "measure", measure)
+    small = conv_small.plans
+    monkeypatch.setattr(conv_small, "plans", lambda key: [] if device.small_ms is None else small(key)[:1])
     return device
 
 
@@ -254,7 +259,7 @@ def test_a_plan_that_is_wrong_is_not_chosen(gpu, direction, order):
     gpu.plans = {"wrong": (64, (), 0.1), "eng0": (32, (), 1.0)}
     x, w = (ArraySpec(shape, np.dtype("float32")) for shape in (in_layout(SHAPES["x"], order), SHAPES["w"]))
     key = conv_plans.key_of(direction, gpu, x, w, **WINDOW, layout=order)
-    assert conv_plans.room_of(key, gpu) == (32, 1)
+    assert conv_plans.room_of(key, gpu) == (32, 1, True)
     assert gpu.measured == ["eng0"]
 
 
@@ -278,7 +283,7 @@ def test_handles_are_used_again(gpu, monkeypatch):
 def test_scratch_is_given_back(gpu):
     key = conv_plans.key_of("data", gpu, *[ArraySpec(SHAPES[n], np.dtype("float32")) for n in "xw"], **WINDOW)
     held = gpu.statistics.bytes_held
-    assert conv_plans.room_of(key, gpu) == (0, 1)
+    assert conv_plans.room_of(key, gpu) == (0, 1, True)
     assert gpu.statistics.bytes_held == held and gpu.statistics.peak_bytes > held
 
 
@@ -714,6 +719,97 @@ def test_images_that_only_a_convolution_reads_are_turned_over_in_the_workspace(g
         names = "x", "y", "w"
         got = run_last(gpu, at, "conv_backward_weights", nbytes, *names, spatial="y", accumulate=accumulate, **WINDOW)
         np.testing.assert_allclose(got["w"], theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [4, 3])
+@pytest.mark.parametrize("order", ["NCHW", "NHWC", "NCHW to NHWC"])
+def test_small_kernels_turn_nothing_over_and_widen_nothing(gpu, rng, channels, order):
+    gpu.math, gpu.small_ms, atol = "tf32", 0.1, 2e-2
+    at = arrays(gpu, rng, x=(2, channels, 5, 6), w=(4, channels, 3, 3))
+    spatial = {"NCHW": (), "NHWC": ("x", "y")}.get(order, ("y",))
+    turned = layout.aligned(at.x_values.nbytes) if order == "NCHW to NHWC" else 0
+
+    def run(name, nbytes, *names, **attributes):
+        if order == "NCHW":
+            operands = [getattr(at, each) for each in names]
+            wanted, ws = workspace(gpu, name, *operands, **attributes, **WINDOW)
+            assert wanted == nbytes
+            table("cuda")[name](*operands, ws=ws, **attributes, **WINDOW)
+            return {each: fetched(gpu, at, each) for each in names}
+        return run_last(gpu, at, name, nbytes, *names, spatial=spatial, **attributes, **WINDOW)
+
+    np.testing.assert_allclose(run("conv_forward", turned, "x", "w", "b", "y")["y"], expected(at, gpu), atol=atol)
+    got = run("conv_relu_forward", turned, "x", "w", "b", "y")
+    np.testing.assert_allclose(got["y"], np.maximum(expected(at, gpu), 0), atol=atol)
+    gpu.memcpy_htod(at.y_address, at.y_values)
+    if order != "NCHW to NHWC":
+        theirs = np.empty_like(at.x_values)
+        table("host")["conv_backward_data"](at.y_values, at.w_values, theirs, ws=np.empty(1 << 16, np.uint8), **WINDOW)
+        np.testing.assert_allclose(run("conv_backward_data", 0, "y", "w", "x")["x"], theirs, atol=atol)
+        gpu.memcpy_htod(at.x_address, at.x_values)
+    choices = algorithms.registry(gpu.model, 91900, "tf32")._choices
+    for accumulate in (False, True):
+        theirs = at.w_values.copy()
+        gpu.memcpy_htod(at.w_address, theirs)
+        table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **WINDOW)
+        x, key_order = (at.x.reshape(2, 5, 6, channels), "NHWC") if order != "NCHW" else (at.x, order)
+        key = conv_plans.key_of("weights", gpu, x, at.w, **WINDOW, layout=key_order)
+        partial = conv_small.plans(key)[0].workspace
+        assert partial > 0
+        got = run("conv_backward_weights", turned + partial, "x", "y", "w", accumulate=accumulate)
+        np.testing.assert_allclose(got["w"], theirs, atol=10 * atol)
+    assert all(choice.plan.startswith("small:") for choice in choices.values())
+    assert all("x=2,4" in text or choice.plan in gpu.measured for text, choice in choices.items())
+
+
+def test_small_kernels_want_weights_in_the_order_of_files(gpu, rng):
+    gpu.math, gpu.small_ms = "tf32", 0.1
+    at = arrays(gpu, rng)
+    gpu.memcpy_htod(at.w_address, np.ascontiguousarray(np.moveaxis(at.w_values, 1, -1)))
+    nbytes = layout.aligned(at.w_values.nbytes)
+    got = run_last(gpu, at, "conv_forward", nbytes, "x", "w", "b", "y", turned=True, **WINDOW)
+    np.testing.assert_allclose(got["y"], expected(at, gpu), atol=2e-2)
+
+
+@pytest.mark.parametrize("small_ms", [0.9, None])
+def test_small_convolutions_in_tf32_try_plans_without_tensor_cores_too(gpu, rng, small_ms):
+    gpu.math, gpu.small_ms = "tf32", small_ms
+    gpu.plans = {f"eng{number}": (0, ("TENSOR_CORE",), 1.0) for number in range(conv_search._MOST)}
+    gpu.plans |= {"eng20": (0, (), 0.5)}
+    at = arrays(gpu, rng)
+    _, ws = workspace(gpu, "conv_backward_data", at.y, at.w, at.x, **WINDOW)
+    table("cuda")["conv_backward_data"](at.y, at.w, at.x, ws=ws, **WINDOW)
+    assert gpu.measured.count("eng20") == (small_ms is not None)
+    assert gpu.measured.count("eng0") == 1
+
+
+def test_a_small_plan_needs_its_workspace(gpu, rng):
+    gpu.small_ms = 0.1
+    at = arrays(gpu, rng)
+    nbytes, ws = workspace(gpu, "conv_backward_weights", at.x, at.y, at.w, accumulate=False, **WINDOW)
+    with pytest.raises(DeviceError, match=f"needs {nbytes} bytes of workspace but was given {nbytes - 1}"):
+        table("cuda")["conv_backward_weights"](
+            at.x, at.y, at.w, ws=ws.part(0, (nbytes - 1,)), accumulate=False, **WINDOW
+        )
+
+
+def test_predictions_of_small_plans_turn_nothing_over(gpu):
+    gpu.predicts = True
+    x, w, y = (ArraySpec(shape, np.dtype("float32")) for shape in ((2, 5, 6, 4), (4, 4, 3, 3), (2, 5, 6, 4)))
+    key = conv_plans.key_of("weights", gpu, x, w, **WINDOW, layout="NHWC")
+    path = algorithms.folder() / algorithms.file_name(gpu.model, 91900, "fp32")
+    algorithms.write(path, {key.text: Choice("small:8x1x1x1x3", 0, 1728, 1.0)})
+    assert workspace(gpu, "conv_backward_weights", x, y, w, accumulate=True, layout="NHWC", **WINDOW)[0] == 1728
+
+
+@pytest.mark.parametrize("name", ["small:8x4000x1x1", "small:8", "small:8x1x1xmany"])
+def test_a_small_plan_that_this_version_does_not_have_is_searched_for_again(gpu, rng, name):
+    at = arrays(gpu, rng)
+    key = conv_plans.key_of("forward", gpu, at.x, at.w, **WINDOW)
+    path = algorithms.folder() / algorithms.file_name(gpu.model, 91900, "fp32")
+    algorithms.write(path, {key.text: Choice(name, 0, 0, 1.0)})
+    assert forward(gpu, rng, with_bias=False) == 0
+    assert gpu.measured == ["eng0"]
 
 
 def test_channels_last_in_predictions(gpu, rng):
