@@ -783,6 +783,15 @@ def test_small_convolutions_in_tf32_try_plans_without_tensor_cores_too(gpu, rng,
     assert gpu.measured.count("eng0") == 1
 
 
+@pytest.mark.parametrize("limit, small", [(1 << 20, 1), (30, 0)])
+def test_small_plans_keep_to_the_limit(gpu, limit, small):
+    gpu.small_ms, gpu.workspace_limit = 0.1, limit
+    x, w = (ArraySpec(SHAPES[name], np.dtype("float32")) for name in "xw")
+    room = conv_plans.room_of(conv_plans.key_of("weights", gpu, x, w, **WINDOW), gpu)
+    assert len(gpu.measured) == 1 + small
+    assert (room.nbytes > 0) == small
+
+
 def test_a_small_plan_needs_its_workspace(gpu, rng):
     gpu.small_ms = 0.1
     at = arrays(gpu, rng)

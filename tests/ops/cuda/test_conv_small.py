@@ -74,6 +74,14 @@ def host(name, *arrays, **attributes):
     op(*arrays, **attributes, **extra)
 
 
+@pytest.mark.parametrize("direction, math, expected", [
+    ("forward+bias", "tf32", True), ("data", "tf32", True), ("weights", "tf32", True), ("weights", "fp32", True),
+    ("forward+bias", "fp32", False), ("data", "fp32", False), ("forward+sum", "tf32", False),
+])  # fmt: skip
+def test_which_directions_fit(direction, math, expected):
+    assert conv_small.fits(key_of(direction, "LeNet's second", math=math)) == expected
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_direction_in_several_tilings(place, rng, case, layout):
