@@ -182,6 +182,10 @@ class Device(ABC):
     def create_stream(self) -> Stream:
         """A new stream."""
 
+    def create_copy_stream(self) -> Stream:
+        """A stream that nothing orders but events: for copies beside the computing."""
+        return self.create_stream()
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for everything on every stream."""
@@ -202,6 +206,11 @@ class Device(ABC):
     def lost(self) -> bool:
         """Whether it has failed for good, with all that was on it."""
         return False
+
+    @property
+    def most_bytes(self) -> int | None:
+        """How many bytes it may hold, if that is known ahead."""
+        return None
 
     def pin(self, address: int, nbytes: int) -> bool:
         """Lock pages of the host, so that copies of them run at the link's speed; whether that was done.

@@ -336,7 +336,7 @@ class Blob:
         if writer is None:
             if writes and view.memory.shared:
                 view.memory.set_writer(self.owner)
-        else:
+        elif not view.memory.away:
             raise SharedBlobError(writer.about_blob(self.name, self.owner, view.memory.name))
 
     def _writable(self, half: _Half, intent: Intent) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 from blobmem.devices.base import Device, Stream
 from blobmem.errors import BlobmemError
 from blobmem.memory.extents import ZERO
+from blobmem.memory.parked import Parked
 from blobmem.memory.synced import SyncedMemory
 from blobmem.memory.views import HEADS, Head, Intent, Side, View, intent_of
 
@@ -27,6 +28,8 @@ class Slot(SyncedMemory):
     Attributes:
         place: its bytes in the arena.
         moved: how far its epoch is beyond the arena's.
+        home: where its bytes are while others have its place, if they are anywhere.
+        away: they are there, and whoever uses the slot uses them.
 
     BlobmemError for bytes beyond its end, and for an array of the user's in place of its own.
     """
@@ -39,6 +42,8 @@ class Slot(SyncedMemory):
         self._name = name
         self._views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
         self.moved = 0
+        self.home: Parked | None = None
+        self.away = False
         self.writer: Any = None
         self.watched = False
         self.shared = False
@@ -69,7 +74,7 @@ class Slot(SyncedMemory):
 
     @property
     def version(self) -> int:  # type: ignore[override]
-        return self._arena.version
+        return self._arena.version if self._home is None else ~self._home.version  # another array's
 
     @property
     def cpu_capacity(self) -> int:
@@ -83,26 +88,39 @@ class Slot(SyncedMemory):
     def gpu_capacity(self) -> int:
         return self._within(self._arena.gpu_capacity)
 
+    @property
+    def _home(self) -> Parked | None:
+        """Where its bytes are now, if that is not the arena."""
+        return self.home if self.away else None
+
     def _within(self, capacity: int) -> int:
         return max(0, min(capacity - self.place.offset, self.place.nbytes))
 
     @property
     def head(self) -> Head:
         with self._lock:
+            if self._home is not None:
+                return self._home.head
             start = self.place.offset
             bits = self._arena._extents.at(start, start + self._size) if self._size else ZERO
             return Head.MIXED if bits is None else HEADS[bits]
 
     def is_zero(self, offset: int, nbytes: int) -> bool:
         with self._lock:
+            if self._home is not None:
+                return self._home.is_zero(offset, nbytes)
             if self.reordered is not None and self.reordered.newer:
                 return nbytes == 0
             return self._arena.is_zero(self._at(offset, nbytes), nbytes)
 
     def resident_side(self, offset: int, nbytes: int) -> Side:
+        if self._home is not None:
+            return self._home.resident_side(offset, nbytes)
         return self._arena.resident_side(self._at(offset, nbytes), nbytes)
 
     def lent(self, offset: int, nbytes: int, writeable: bool = False) -> bool:
+        if self._home is not None:
+            return self._home.lent(offset, nbytes, writeable)
         return self._arena.lent(self._at(offset, nbytes), nbytes, writeable)
 
     @property
@@ -124,6 +142,11 @@ class Slot(SyncedMemory):
     def access(self, side: Side, offset: int, nbytes: int, intent: str, stream: Stream | None = None) -> Any:
         at = self._at(offset, nbytes)
         with self._lock:
+            if self._home is not None:
+                before = self._home.epoch
+                address = self._home.access(side, offset, nbytes, intent, stream)
+                self.moved += self._home.epoch - before
+                return address
             if self.reordered is not None:
                 self.reordered.before_access(offset, offset + nbytes, intent_of(intent), stream)
             return self._arena.access(side, at, nbytes, intent, stream)
@@ -131,20 +154,37 @@ class Slot(SyncedMemory):
     def host_array(
         self, offset: int, shape: Sequence[int], dtype: Any, writeable: bool = True, lend: bool = True
     ) -> np.ndarray:
+        if self._home is not None:
+            return self._home.host_array(offset, shape, dtype, writeable, lend)
         return self._arena.host_array(self.place.offset + offset, shape, dtype, writeable, lend)
 
+    def copy_out(self, offset: int, array: np.ndarray, stream: Stream) -> None:
+        self._arena.copy_out(self._at(offset, array.nbytes), array, stream)
+
+    def copy_in(self, offset: int, array: np.ndarray, stream: Stream) -> None:
+        self._arena.copy_in(self._at(offset, array.nbytes), array, stream)
+
     def hold_device(self) -> Any:
+        if self._home is not None:
+            return self._home.hold_device()
         return self._arena.hold_device()
 
     def async_gpu_push(self, stream: Stream) -> None:
         self.access(Side.DEVICE, 0, self._size, Intent.READ, stream)
 
     def allow_late(self, offset: int, nbytes: int) -> None:
+        if self._home is not None:
+            self._home.allow_late(offset, nbytes)
+            return
         self._arena.allow_late(self._at(offset, nbytes), nbytes)
 
     def clear(self, offset: int, nbytes: int) -> None:
         at = self._at(offset, nbytes)
         with self._lock:
+            if self._home is not None:
+                self._home.clear(offset, nbytes)
+                self.moved += 2
+                return
             if self.reordered is not None:
                 self.reordered.before_access(offset, offset + nbytes, Intent.OVERWRITE, None)
             self._arena.clear(at, nbytes)

@@ -67,7 +67,10 @@ class SyncedMemory:
         unwritten: no byte has been written since `expect_write`; the next write moves the epoch.
         shared: a mark for those who share memories between nets; nothing here looks at it.
         reordered: bytes that a schedule keeps in another order; whoever accesses them here gets them as they are.
+        away: others have the place of the bytes, which are elsewhere meanwhile; of a `slot.Slot` alone.
     """
+
+    away = False
 
     def __init__(
         self, size: int = 0, device: Device | str | None = None, name: str = "", pinnable: bool = True
@@ -418,6 +421,40 @@ class SyncedMemory:
                 for a, b, bits in missing:
                     if bits == _HOST:
                         self._host.seal(a, b)
+
+    def copy_out(self, offset: int, array: np.ndarray, stream: Stream) -> None:
+        """Queue on `stream` the copy of the device's bytes from `offset` on into a host array of uint8.
+
+        It comes after what writes them now, and whoever writes them later comes after it. DeviceError if it fails.
+        """
+        stop = offset + array.nbytes
+        with self._lock:
+            far = self._begin_copy(offset, stop, False, stream)
+            missing = [run for run in self._extents.runs(offset, stop) if not run[2] & _DEVICE]
+            self._bring_to_device(missing, stream)
+            self._device.memcpy_dtoh(array, far.address + offset, stream)
+            far.flights.append(Flight(offset, stop, stream, stream.record(), reads_host=False, writes=False))
+            self.epoch += 2
+
+    def copy_in(self, offset: int, array: np.ndarray, stream: Stream) -> None:
+        """Queue on `stream` the copy of a host array of uint8 over the device's bytes from `offset` on.
+
+        It comes after what uses them now, and whoever uses them later comes after it. DeviceError if it fails.
+        """
+        stop = offset + array.nbytes
+        with self._lock:
+            far = self._begin_copy(offset, stop, True, stream)
+            self._device.memcpy_htod(far.address + offset, array, stream)
+            self._extents.put(offset, stop, _DEVICE)
+            far.flights.append(Flight(offset, stop, stream, stream.record(), reads_host=False, writes=True))
+            self.epoch += 2
+
+    def _begin_copy(self, start: int, stop: int, writes: bool, stream: Stream) -> DeviceSide:
+        """Let `stream` come after what is in the way of a copy."""
+        self._grow_device(stop)
+        self._far.drop_finished()
+        self._far.order(start, stop, writes, stream)
+        return self._far
 
     def host_array(
         self, offset: int, shape: Sequence[int], dtype: Any, writeable: bool = True, lend: bool = True

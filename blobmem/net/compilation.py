@@ -32,6 +32,7 @@ from blobmem.net.plan import (
     update_early,
     with_rooms,
 )
+from blobmem.net.plan.room import Made, fitting
 from blobmem.net.schedule import Done, Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, NeverWhole, SharingGroup, halves
 from blobmem.ops.call import Call, call, memories, overwrite_diff, read
@@ -90,6 +91,7 @@ class Compilation:
         self._parts: Parts | None = None  # how the forward schedule takes the batch
         self._arena: Arena | None = None
         self._plan: Plan | None = None
+        self._fetched: list[Blob] = []  # arrays in which evicted ones come back
         self._loss_scale: Blob | None = None
         self.streams, self.open_streams = 1, None
         self._tried: tuple[Any, int] = None, 1  # how many are to be tried for what
@@ -157,11 +159,31 @@ class Compilation:
         self._end_plan()
         self._put_aside()
         self._shapes = self._present_shapes()
+        made = self._made()
+        if self._arena is not None:
+            made = fitting(this, made)
+            self._fetched = made.fetched
+        schedules = made.schedules
+        self._spans = {}
+        if self._arena is not None:
+            self._plan = Plan(
+                this, schedules, made.kept, self._arena.memory(self.device), made.remade, made.drawn, made.homes
+            )
+            self._miss_absent()
+        self._note_updates(schedules[1])
+        self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
+        return schedules
+
+    def _made(self, times: float = 1, streams: int = 0) -> Made:
+        """The schedules, before anything is evicted.
+
+        `times` is how many times the usual share may be spent to make arrays anew; `streams`, of backward, if not 0.
+        """
         forward, backward = self._calls()
         self.streams, self.open_streams = self._find_streams(backward)
         remade: list[Remade] = []
         if self._arena is not None:
-            backward, remade = self._recompute(forward, backward)
+            backward, remade = self._recompute(forward, backward, times)
             self._share_buffers(self._arena, first_uses([*forward, *backward]))
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
@@ -172,8 +194,6 @@ class Compilation:
         if self._updates is not None:
             places = joints(backward, self.device, self._images_last, passing)
             backward = update_early(backward, self._updates, places)
-            updates = {id(each) for each in self._updates}
-            self._first_update = next((at for at, each in enumerate(backward) if id(each) in updates), len(backward))
             for blob in (blob for blobs in self.params.values() for blob in blobs):
                 blob.owner = self.identity  # so that a gradient without bytes says so
                 if blob.diff_is_held():
@@ -181,19 +201,28 @@ class Compilation:
         self._parts = self._in_parts(forward)
         if self._parts is not None:
             forward = self._parts.calls
-        if self.streams > 1:
+        streams = streams or self.streams
+        if streams > 1:
             beside(backward)
+        schedules = self._had_before(forward, backward) or self._scheduled(forward, backward, passing, streams)
+        return Made(forward, backward, remade, kept, passing, schedules)
+
+    def _scheduled(
+        self, forward: list[Call], backward: list[Call], passing: set[SyncedMemory], streams: int = 1
+    ) -> tuple[Schedule, Schedule]:
+        """The schedules of these calls; `passing` are memories that nobody reads but they."""
         read_again = {view.memory for each in backward for view in each.reads}
-        schedules = self._had_before(forward, backward) or (
-            Schedule(forward, self.device, False, self._done[0], self._images_last, passing - read_again),
-            Schedule(backward, self.device, False, self._done[1], self._images_last, passing, forward, self.streams),
+        last = bool(self._images_last)
+        return (
+            Schedule(forward, self.device, False, self._done[0], last, passing - read_again),
+            Schedule(backward, self.device, False, self._done[1], last, passing, forward, streams),
         )
-        self._spans = {}
-        if self._arena is not None:
-            self._plan = Plan(this, schedules, kept, self._arena.memory(self.device), remade)
-            self._miss_absent()
-        self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
-        return schedules
+
+    def _note_updates(self, backward: Schedule) -> None:
+        """Where the first of a solver's updates is."""
+        updates = {id(each) for each in self._updates or ()}
+        calls = backward.calls
+        self._first_update = next((at for at, each in enumerate(calls) if id(each) in updates), len(calls))
 
     def _find_streams(self, backward: Sequence[Call]) -> tuple[int, Any]:
         """`streams` and `open_streams` of a pass of these calls."""
@@ -298,10 +327,12 @@ class Compilation:
 
     @property
     def pieces(self) -> list[Blob]:
-        """Arrays of parts of the batch, in place of blobs that are never whole."""
-        return [] if self._parts is None else self._parts.pieces
+        """Arrays of parts of the batch, in place of blobs that are never whole, and those that were brought back."""
+        return [*self._fetched, *(() if self._parts is None else self._parts.pieces)]
 
-    def _recompute(self, forward: list[Call], backward: list[Call]) -> tuple[list[Call], list[Remade]]:
+    def _recompute(
+        self, forward: list[Call], backward: list[Call], times: float = 1
+    ) -> tuple[list[Call], list[Remade]]:
         """The calls of backward for which less need be kept (`plan`), and the arrays that they fill from what is."""
 
         def array_like(maker: Call, blob: Blob) -> Blob:
@@ -311,7 +342,7 @@ class Compilation:
         ops = table(self.device.family)
         backward, of_tops = read_tops(forward, backward, free, ops)
         backward, of_pools = shut_in_pools(forward, backward, free, ops)
-        backward, anew = recompute(forward, backward, free, ops, array_like)
+        backward, anew = recompute(forward, backward, free, ops, array_like, times)
         return backward, [*of_tops, *of_pools, *anew]
 
     def _passing(self, calls: Sequence[Call]) -> set[SyncedMemory]:
@@ -358,6 +389,7 @@ class Compilation:
             self._plan.end(this)
             self._plan = None
         self._parts = self._folded = None
+        self._fetched = []
 
     def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:
         """Let a solver's backward passes, `backward_and_update`, carry out its updates of parameters, each as soon as

@@ -477,7 +477,7 @@ class Net(Access, Placement, Compilation):
             assert self._plan is not None and self._arena is not None
             self._plan.begin(span, self._arena)
             loss = self._run_updating(span.schedule, before)
-            self._plan.spend(span.spent)
+            self._plan.leave(span)
         return loss
 
     def _run_updating(self, schedule: Schedule, before: Callable[[], float], again: bool = False) -> float:
@@ -579,7 +579,7 @@ class Net(Access, Placement, Compilation):
         else:
             self._plan.begin(span, self._arena)
             span.schedule.run(span.start, span.stop)
-            self._plan.spend(span.spent)
+            self._plan.leave(span)
 
     def _log_layer(self, node: Node, backward: bool) -> None:
         """Log the mean absolute value of what the layer wrote, and of its parameters."""

@@ -16,6 +16,7 @@ from blobmem.dtypes import exact, is_half
 from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.blob import moves
+from blobmem.memory.parked import copy_stream
 from blobmem.memory.reordered import extent
 from blobmem.memory.slot import Slot
 from blobmem.memory.synced import shrinks
@@ -244,7 +245,7 @@ class Step:
         self.device = device
         self.computes = device.compute
         self.varies = False  # whether its attributes are set from outside
-        op = None if call.on_host else _find_op(str(call.op), "host" if on_host else device.family)
+        op = self._op_of(call, "host" if on_host else device.family)
         on_host = on_host or op is None or op.family != device.family
         self.side = Side.HOST if on_host else Side.DEVICE
         self.lane = 0 if on_host or streams == 1 else call.stream
@@ -281,6 +282,9 @@ class Step:
             assert callable(call.op)
             self.fn = call.op
         self.takes_scratch = self.computes and (self.takes_scratch or self.scratch > 0)
+
+    def _op_of(self, call: Call, family: str) -> Op | None:
+        return None if call.on_host else _find_op(str(call.op), family)
 
     def _why_eager(self, op: Op | None) -> str:
         """Why the call cannot be part of a graph; "" if it can."""
@@ -434,6 +438,34 @@ class Step:
         return self.device.as_array(address, (self.scratch,), np.uint8)
 
 
+class Transfer(Step):
+    """A call that copies an array of the device to where it is parked (`evict`) or back (`fetch`), beside the others.
+
+    Its keyword `home` is a `memory.parked.Parked`. Nobody waits here: what uses the bytes next does.
+    """
+
+    __slots__ = ()
+
+    OPS = frozenset({"evict", "fetch"})
+
+    def _op_of(self, call: Call, family: str) -> Op:
+        return Op(str(call.op), _nothing, family=family, captures=False)
+
+    def needs(self) -> Iterable[Need]:
+        yield from super().needs()
+        (bound,) = self.order
+        yield Need(self.attributes["home"], Side.HOST, bound.operand.view.nbytes)
+
+    def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        (bound,) = self.order
+        home, out = self.attributes["home"], self.call.op == "evict"
+        (home.take if out else home.give)(bound.operand.view, copy_stream(self.device, out))
+
+
+def _nothing() -> None:
+    pass
+
+
 class _Constant:
     """Needs that are the same in every run."""
 
@@ -524,7 +556,8 @@ class Schedule:
             place = (call.layer, call.layer_name, call.op)
             mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()
             count[place] += call.once
-            self._steps.append(Step(call, device, self.side is Side.HOST, mark, self.streams))
+            kind = Transfer if call.op in Transfer.OPS else Step
+            self._steps.append(kind(call, device, self.side is Side.HOST, mark, self.streams))
         self._fused = {
             at: (group.stop, Step(group.call, device, False, Done(), self.streams)) for at, group in found.items()
         }

@@ -164,6 +164,11 @@ class SharingGroup:
         self._members: weakref.WeakSet[Any] = weakref.WeakSet()
         self._shares = False  # several nets, though all but one may be gone
 
+    @property
+    def members(self) -> list[Net]:
+        """The nets."""
+        return list(self._members)
+
     def join(self, other: SharingGroup, nets: Sequence[Net]) -> None:
         """Make one group of two; every member net then uses the other's."""
         other._members.update(self._members)

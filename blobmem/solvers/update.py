@@ -201,7 +201,10 @@ class Updater:
         param, net = self.param, self.net
         early &= param.iter_size == 1 and param.clip_gradients < 0 and not (param.debug_info or param.snapshot_diff)
         early &= not (net.param.debug_info or net.watches_backward) and self.scaling is None
-        return net.update_in_backward(self._present_calls if early else None)
+        placed = net.update_in_backward(self._present_calls if early else None)
+        if net.takes_turns:
+            net.beside = [] if placed else [*self._schedule_views()]
+        return placed
 
     def _present_calls(self) -> Sequence[Call]:
         self._follow()

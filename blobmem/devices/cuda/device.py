@@ -386,6 +386,10 @@ class CudaDevice(Device):
 
     # Accounting
 
+    @property
+    def most_bytes(self) -> int | None:
+        return self.limit
+
     def memory_info(self) -> tuple[int, int]:
         free, total = self.context.memory_info()
         free = max(0, free - self.reserve)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
@@ -11,11 +13,12 @@ from blobmem.devices import Device
 from blobmem.errors import SharedBlobError
 from blobmem.memory import Intent, Side, SyncedMemory
 from blobmem.memory.extents import Extents
+from blobmem.memory.parked import Parked
 from blobmem.memory.reordered import Reordered
 from blobmem.memory.slot import Slot
 from blobmem.net.layouts import turn
-from blobmem.net.plan.arena import layout
-from blobmem.net.plan.liveness import Lifetime, lifetimes
+from blobmem.net.plan.arena import Layout, layout
+from blobmem.net.plan.liveness import Lifetime, Lifetimes, lifetimes
 from blobmem.net.plan.streams import kept_until
 from blobmem.net.plan.uses import Remade
 from blobmem.net.sharing import Halves, Spent, halves
@@ -23,7 +26,7 @@ from blobmem.ops.call import memories
 
 if TYPE_CHECKING:
     from blobmem.net.net import Net
-    from blobmem.net.schedule import Schedule, Span
+    from blobmem.net.schedule import Schedule, Span, Unit
 
 Places = Mapping[Hashable, tuple[Lifetime, int]]
 """Of an array, or a step's scratch, its lifetime and its offset in the arena."""
@@ -64,6 +67,7 @@ class Arena:
             return False
         if self._last is not None:
             self._last.spend(self._last.memories)
+            self._last._send_home()
         self._last = plan
         return True
 
@@ -94,6 +98,44 @@ class _Tenant(NamedTuple):
         return any(bits for start, stop in self.ranges for _, _, bits in taken.runs(start, stop))
 
 
+@dataclasses.dataclass
+class Draft:
+    """What a plan is made of: nothing has moved yet.
+
+    Attributes:
+        units: of each schedule, what runs in order.
+        used: the memories that these use.
+        lying: what of the net lies in each.
+        lives: from when to when each is in use.
+    """
+
+    units: list[list[Unit]]
+    used: dict[SyncedMemory, None]
+    lying: dict[SyncedMemory, Halves]
+    lives: Lifetimes
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Where each of `lives.arena` lies, found once somebody asks."""
+        return layout(self.lives.arena)
+
+
+def draft(net: Net, schedules: Sequence[Schedule], keep: Iterable[SyncedMemory]) -> Draft:
+    """Lifetimes for the schedules of a net; arguments as for `Plan`."""
+    units = [schedule.units() for schedule in schedules]
+    steps = list(chain.from_iterable(units))
+    used = dict.fromkeys(memories(call for step in steps for call in step.calls))
+    lying = halves(net, used, params=True)
+    free = unseen(lying)
+    pinned = {*keep, *(memory for memory in used if memory not in free)}
+    pinned.update(memories(call for step in steps if step.travels for call in step.calls))
+    calls, scratch = [step.calls for step in steps], [step.scratch for step in steps]
+    lives = lifetimes(calls, scratch, pinned)
+    if any(step.lane for step in steps):
+        lives = lifetimes(calls, scratch, pinned, kept_until(steps, lives))
+    return Draft(units, used, lying, lives)
+
+
 class Plan:
     """The places of a net's arrays in an arena, for the schedules of a pass that run one after the other.
 
@@ -106,6 +148,8 @@ class Plan:
         keep: memories that somebody reads after the pass, which stay where they are.
         arena: the bytes where the others take turns.
         remade: what the last of the schedules makes anew.
+        drawn: the `draft` of these, if it was made.
+        homes: of memories that the first of them evicts, where their bytes go.
 
     Attributes:
         arena, nbytes: the bytes, and how many of them it takes.
@@ -121,21 +165,15 @@ class Plan:
         keep: Iterable[SyncedMemory],
         arena: SyncedMemory,
         remade: Iterable[Remade] = (),
+        drawn: Draft | None = None,
+        homes: Mapping[SyncedMemory, Parked] | None = None,
     ) -> None:
         self.spent = Spent(net.memory, {f"{entry.blob.name}.diff" for entry in net.learnable})
         self.arena, self._side = arena, schedules[0].side
-        units = [schedule.units() for schedule in schedules]
-        steps = list(chain.from_iterable(units))
-        used = dict.fromkeys(memories(call for step in steps for call in step.calls))
-        lying = halves(net, used, params=True)
-        free = unseen(lying)
-        pinned = {*keep, *(memory for memory in used if memory not in free)}
-        pinned.update(memories(call for step in steps if step.travels for call in step.calls))
-        calls, scratch = [step.calls for step in steps], [step.scratch for step in steps]
-        lives = lifetimes(calls, scratch, pinned)
-        if any(step.lane for step in steps):
-            lives = lifetimes(calls, scratch, pinned, kept_until(steps, lives))
-        offsets, self.nbytes = layout(lives.arena)
+        drawn = drawn or draft(net, schedules, keep)
+        units, lives, lying = drawn.units, drawn.lives, drawn.lying
+        offsets, self.nbytes = drawn.layout
+        self._homes = dict(homes or {})  # by the slots, once these are there
         places = {
             own.key: (own, offset)
             for life, offset in zip(lives.arena, offsets, strict=True)
@@ -148,7 +186,7 @@ class Plan:
         try:
             heirs = {one.key: other.key for turn in lives.turns.values() for one, other in pairwise(turn)}
             moved: dict[Hashable, SyncedMemory] = {}
-            for memory in reversed(used):  # heirs, whose first use is later, are there when they are named
+            for memory in reversed(drawn.used):  # heirs, whose first use is later, are there when they are named
                 self._move(memory, lying.get(memory), places, heirs, moved)
             self._remade = {each.array.view.memory: each for each in remade}
             first = 0
@@ -182,7 +220,10 @@ class Plan:
             return
         if own is not None:
             assert lying is not None
-            memory = self._slot(own, memory.name)
+            home = self._homes.pop(memory, None)
+            memory = slot = self._slot(own, memory.name)
+            if home is not None:
+                slot.home = self._homes[slot] = home
             self.memories.add(memory)
             lying.move(memory)
         self.memories.add(memory)
@@ -239,7 +280,8 @@ class Plan:
         for tenant in sorted(written, key=lambda tenant: tenant.last, reverse=True):
             while coming and coming[-1].first > tenant.last:
                 coming.pop().take(later)
-            used_up = tenant.memory in skipped or (tenant.memory in anew and tenant.last in steps)
+            over = tenant.memory in anew or tenant.memory in self._homes
+            used_up = tenant.memory in skipped or (over and tenant.last in steps)
             inherited = any(heir in span.written for heir in tenant.heirs if heir is not None)
             if tenant.memory is not None and (used_up or inherited or tenant.meets(later)):
                 span.spent.append(tenant.memory)
@@ -259,6 +301,9 @@ class Plan:
         """The span, which has been secured, is about to run."""
         for memory, first, stop in span.made:
             self._ran[memory] = stop if first in (0, self._ran.get(memory, 0)) else 0
+        for memory, home in self._homes.items():
+            if memory in span.written:
+                memory.away = home.holds = False
         if arena.enter(self):
             # all at once, so that the epoch does not move with each array, and steps need not look again
             stream = self.arena.device.compute_stream() if self._side is Side.DEVICE else None
@@ -271,6 +316,16 @@ class Plan:
         for memory in memories:
             if memory.writer is not self.spent and memory in self.memories:
                 memory.set_writer(self.spent)
+
+    def leave(self, span: Span) -> None:
+        """The span, which has begun, is over."""
+        self.spend(span.spent)
+        self._send_home()
+
+    def _send_home(self) -> None:
+        """Let what has no bytes any more be read where it was evicted to."""
+        for memory, home in self._homes.items():
+            memory.away = memory.writer is self.spent and home.holds
 
     def end(self, net: Net) -> None:
         """Give the net's arrays memories of their own again, which have no bytes until another plan or pass."""

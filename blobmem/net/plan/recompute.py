@@ -97,6 +97,7 @@ def recompute(
     free: Container[SyncedMemory],
     ops: Container[str],
     array_like: Callable[[Call, Blob], Blob],
+    times: float = 1,
 ) -> tuple[list[Call], list[Remade]]:
     """The calls of backward, with those put in that make arrays of forward anew, and the arrays that these fill.
 
@@ -105,12 +106,12 @@ def recompute(
         free: memories that nobody reads but these calls.
         ops: those of the device.
         array_like: the array for a blob that is made from this call of forward on.
+        times: how many times the usual share may be spent.
     """
     uses = Uses(forward, backward, ops)
     recipes = _recipes(uses, free)
-    wanted = _worth_most(
-        recipes, SHARE * sum(operand.view.nbytes for each in (*forward, *backward) for operand in each.present())
-    )
+    traffic = sum(operand.view.nbytes for each in (*forward, *backward) for operand in each.present())
+    wanted = _worth_most(recipes, times * SHARE * traffic)
     if len(wanted) < len(recipes):
         recipes = _recipes(uses, free, wanted)
     _arrange(recipes, array_like)

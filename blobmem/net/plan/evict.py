@@ -1,0 +1,230 @@
+"""A pass over the calls of forward and backward, where a device has no room for all that lives between them: arrays are
+given away in between.
+
+Such an array is copied to the host behind the call of forward that completes it, and back, into another array, before
+the first call of backward that reads it: its lifetime becomes two, each with a place of its own in the arena. Where
+calls of backward read it that are far apart, it goes and comes back again. The copies are queued on streams of their
+own. Which arrays, follows from lifetimes alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+import numpy as np
+
+from blobmem.devices import Device
+from blobmem.memory import SyncedMemory
+from blobmem.memory.blob import Blob
+from blobmem.memory.parked import Parked
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.plan.places import Draft
+from blobmem.net.plan.uses import Remade, Uses
+from blobmem.ops.call import Call, Operand, call, overwrite, read
+
+LINK = 55e9
+"""Bytes that are copied in a second, each way: what a GPU's link to the host does."""
+
+MEMORY = 3e12
+"""Bytes that calls read and write in a second, where they do little more than that."""
+
+
+class Candidate(NamedTuple):
+    """A while in which an array may be away: between forward and backward, or two calls of backward.
+
+    Attributes:
+        memory: what it lies in.
+        operand: all of it, as a call of forward has it.
+        written: positions of the calls of forward that change it.
+        read: positions of the calls of backward that read it.
+        until: which of these is the first afterwards.
+        size: its bytes in the arena.
+        left, back: the steps of the pass between which, both excluded, that is.
+    """
+
+    memory: SyncedMemory
+    operand: Operand
+    written: list[int]
+    read: list[int]
+    until: int
+    size: int
+    left: int
+    back: int
+
+
+class Evicted(NamedTuple):
+    """The calls of a pass with those that copy arrays away and back.
+
+    Attributes:
+        forward, backward: the calls.
+        remade: the arrays that are brought back.
+        homes: where the bytes of arrays go.
+        fetched: what they come back in.
+    """
+
+    forward: list[Call]
+    backward: list[Call]
+    remade: list[Remade]
+    homes: dict[SyncedMemory, Parked]
+    fetched: list[Blob]
+
+
+def candidates(
+    forward: Sequence[Call], backward: Sequence[Call], drawn: Draft, free: Container[SyncedMemory], ops: Container[str]
+) -> list[Candidate]:
+    """What may be given away: what backward reads as forward has left it, in the order that its user sees.
+
+    Args:
+        forward, backward: the calls.
+        drawn: of their schedules.
+        free: memories that nobody reads but these calls.
+        ops: those of the device.
+    """
+    uses = Uses(forward, backward, ops)
+    starts = [[unit.start for unit in units] for units in drawn.units]
+    own = {life.key: life for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
+    last: dict[SyncedMemory, int] = {}
+    for at, each in enumerate(forward):
+        last.update((operand.memory, at) for operand in each.present())
+    found = []
+    for memory, written in uses.written.items():
+        read_at, life = uses.read.get(memory), own.get(memory)
+        if memory not in free or not read_at or life is None or not uses.stays(memory):
+            continue
+        if memory.reordered is not None and memory.reordered.array in own:  # which is channels last
+            continue
+        operands = [operand for at in read_at for operand in backward[at].present() if operand.memory is memory]
+        makers = [operand for at in written for operand in forward[at].present() if operand.memory is memory]
+        if not all(_is_all(operand, life.nbytes) for operand in (*operands, makers[-1])):
+            continue
+        size = -(-life.nbytes // ALIGNMENT) * ALIGNMENT
+        left = bisect_right(starts[0], last[memory]) - 1
+        for until, at in enumerate(read_at):
+            back = len(starts[0]) + bisect_right(starts[1], at) - 1
+            if left + 1 < back:
+                found.append(Candidate(memory, makers[-1], written, read_at, until, size, left, back))
+            left = back
+    return found
+
+
+def _is_all(operand: Operand, nbytes: int) -> bool:
+    view = operand.view
+    return not operand.diff and operand.part is None and view.offset == 0 and view.nbytes == nbytes
+
+
+def loads(drawn: Draft) -> np.ndarray:
+    """Bytes in use in each step of a pass."""
+    load = np.zeros(sum(map(len, drawn.units)) + 1, np.int64)
+    for life in drawn.lives.arena:
+        size = -(-life.nbytes // ALIGNMENT) * ALIGNMENT
+        load[life.first] += size
+        load[life.last + 1] -= size
+    return np.cumsum(load)[:-1]
+
+
+def lowest(found: Iterable[Candidate], load: np.ndarray) -> int:
+    """Bytes in use in the fullest step, with all given away."""
+    load = load.copy()
+    for each in found:
+        load[each.left + 1 : each.back] -= each.size
+    return int(load.max(initial=0))
+
+
+def choose(found: Iterable[Candidate], load: np.ndarray, room: int) -> list[Candidate] | None:
+    """Which to give away so that no step has more than `room` bytes in use; None if that cannot be.
+
+    What is away longest comes first: it helps most steps, and its copies have most time.
+    """
+    over, taken = load - room, list[Candidate]()
+    for each in sorted(found, key=lambda each: (each.left - each.back, -each.size)):
+        if over.max(initial=0) <= 0:
+            break
+        away = over[each.left + 1 : each.back]
+        if away.max(initial=0) > 0:
+            away -= each.size
+            taken.append(each)
+    if over.max(initial=0) > 0:
+        return None
+    for each in sorted(taken, key=lambda each: -each.size):  # some may not be needed with those that came later
+        away = over[each.left + 1 : each.back]
+        if away.max(initial=0) + each.size <= 0:
+            away += each.size
+            taken.remove(each)
+    return taken
+
+
+def travelling(chosen: Sequence[Candidate]) -> int:
+    """Bytes that leave the device or come back in a pass: what is away twice leaves once, and comes back twice."""
+    return sum({each.memory: each.size for each in chosen}.values()) + sum(each.size for each in chosen)
+
+
+def evict(
+    forward: Sequence[Call],
+    backward: Sequence[Call],
+    chosen: Sequence[Candidate],
+    joints: tuple[Sequence[int], Sequence[int]],
+    remade: Iterable[Remade],
+    device: Device,
+) -> Evicted:
+    """The calls with those arrays given away in between.
+
+    Args:
+        forward, backward: the calls.
+        chosen: what is given away.
+        joints: the positions, from 0 to the end, of each at which calls may be put in (`schedule.joints`).
+        remade: what other calls of backward fill, which have the places of what they rely on in forward.
+        device: where the arrays are.
+    """
+    away: dict[int, list[Call]] = defaultdict(list)
+    back: dict[int, list[Call]] = defaultdict(list)
+    readers, homes, fetched = [*backward], dict[SyncedMemory, Parked](), list[tuple[Candidate, Operand]]()
+    leaving: dict[SyncedMemory, Call] = {}
+    for each in sorted(chosen, key=lambda each: each.until):  # of one array, what is away later reads what came later
+        memory, blob = each.memory, each.operand.blob
+        if memory not in homes:
+            homes[memory] = Parked(blob.nbytes, device, f"{memory.name} (evicted)")
+            after = joints[0][bisect_left(joints[0], each.written[-1] + 1)]
+            leaving[memory] = _beside(forward[after - 1], "evict", read(blob), homes[memory])
+            away[after].append(leaving[memory])
+        array = overwrite(Blob(blob.shape, dtype=blob.dtype, device=device, name=memory.name))
+        before = joints[1][bisect_right(joints[1], each.read[each.until]) - 1]
+        back[before].append(_beside(backward[before], "fetch", array, homes[memory]))
+        for at in each.read[each.until :]:
+            readers[at] = _redirected(readers[at], backward[at], memory, array.blob)
+        fetched.append((each, array))
+    moved = [at + more for at, more in enumerate(accumulate(len(away.get(at, ())) for at in range(len(forward))))]
+    result = _with(forward, away)
+    position = {id(each): at for at, each in enumerate(result)}
+    made = [each._replace(makers=[moved[at] for at in each.makers]) for each in remade]
+    for each, array in fetched:
+        makers = [*(moved[at] for at in each.written), position[id(leaving[each.memory])]]
+        made.append(Remade(array, sorted(makers), 0))
+    return Evicted(result, _with(readers, back), made, homes, [array.blob for _, array in fetched])
+
+
+def _beside(other: Call, op: str, operand: Operand, home: Parked) -> Call:
+    """A call of the same layer as another."""
+    result = call(op, operand, home=home)
+    result.layer, result.layer_name = other.layer, other.layer_name
+    return result
+
+
+def _with(calls: Sequence[Call], put: Mapping[int, Sequence[Call]]) -> list[Call]:
+    """The calls, with others before those of some positions."""
+    return [each for at in range(len(calls) + 1) for each in (*put.get(at, ()), *calls[at : at + 1])]
+
+
+def _redirected(reader: Call, before: Call, memory: SyncedMemory, array: Blob) -> Call:
+    """The call, reading an array in place of what it has, where it had the memory `before`."""
+    operands = (
+        dataclasses.replace(operand, blob=array, shape=operand.op_shape)
+        if operand is not None and was is not None and was.memory is memory
+        else operand
+        for operand, was in zip(reader.operands, before.operands, strict=True)
+    )
+    return dataclasses.replace(reader, operands=tuple(operands))
