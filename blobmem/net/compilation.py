@@ -33,7 +33,7 @@ from blobmem.net.plan import (
     with_rooms,
 )
 from blobmem.net.plan.room import Made, fitting
-from blobmem.net.schedule import Done, Schedule, Span, first_uses, joints
+from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, NeverWhole, SharingGroup, halves
 from blobmem.ops.call import Call, call, memories, overwrite_diff, read
 from blobmem.ops.registry import table
@@ -95,6 +95,7 @@ class Compilation:
         self._loss_scale: Blob | None = None
         self.streams, self.open_streams = 1, None
         self._tried: tuple[Any, int] = None, 1  # how many are to be tried for what
+        self.beside: Callable[[], Callable[[], Sequence[Need]] | None] = _nobody  # whose needs are met beside a plan's
 
     # ---------------------------------------------------------------- schedules
 
@@ -444,6 +445,10 @@ class Compilation:
         """The plan of a whole pass for the blobs' present shapes; None if the net keeps its blobs."""
         self._whole(not self.forward_only)
         return self._plan
+
+
+def _nobody() -> None:
+    return None
 
 
 def of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:

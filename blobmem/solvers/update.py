@@ -81,6 +81,7 @@ class Updater:
         self._left_out = _Count()
         self._placed: tuple[weakref.ref[Schedule], list[tuple[LearnableParam, range]]] | None = None
         self._compile()
+        net.beside = weakref.WeakMethod(self.needs)
 
     # ---------------------------------------------------------------- for subclasses to extend
 
@@ -201,10 +202,7 @@ class Updater:
         param, net = self.param, self.net
         early &= param.iter_size == 1 and param.clip_gradients < 0 and not (param.debug_info or param.snapshot_diff)
         early &= not (net.param.debug_info or net.watches_backward) and self.scaling is None
-        placed = net.update_in_backward(self._present_calls if early else None)
-        if net.takes_turns:
-            net.beside = [] if placed else [*self._schedule_views()]
-        return placed
+        return net.update_in_backward(self._present_calls if early else None)
 
     def _present_calls(self) -> Sequence[Call]:
         self._follow()

@@ -20,7 +20,7 @@ from blobmem.net.plan.evict import LINK, MEMORY, Candidate, candidates, choose, 
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.uses import Remade
-from blobmem.net.schedule import Schedule, joints
+from blobmem.net.schedule import Need, Schedule, joints
 from blobmem.ops.call import Call, memories
 from blobmem.ops.registry import table
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("blobmem")
 
-SHARES = (1.0, 0.0, 2.0, 4.0, math.inf)
-"""How many times the usual share of a pass may be spent to make arrays anew, before the rest is evicted."""
+SHARES = (1.0, 0.0, math.inf)
+"""How many times the usual share of a pass may be spent to make arrays anew, and the rest is evicted."""
 
 TRIES = 8
 """How often a plan that came out too large, for the gaps in it, is made again with more evicted."""
@@ -84,7 +84,7 @@ def fitting(net: Net, made: Made) -> Made:
     room, usual = most - beside, made
     if made.places.layout.nbytes <= room:
         return made
-    ways = sorted((_way(net, times, room, _traffic(usual)) for times in SHARES), key=lambda way: way.seconds)
+    ways = sorted((_way(net, usual, times, room) for times in SHARES), key=lambda way: way.seconds)
     smallest = usual
     for way in ways:
         for fitted in _evicted(net, way, room):
@@ -116,35 +116,42 @@ class _Way:
     seconds: float
 
 
-def _way(net: Net, times: float, room: int, usual: int) -> _Way:
-    """The way that makes so many times the usual share anew; `usual` are the bytes that the usual calls use."""
-    made = net._made(times, streams=1)
-    made.drawn = draft(net, made.schedules, made.kept)
+def _way(net: Net, usual: Made, times: float, room: int) -> _Way:
+    """The way that makes so many times the usual share anew; `usual` are the usual calls."""
+    made = usual
+    if times != 1 or net.backward_streams > 1:  # the copies have streams enough
+        made = net._made(times, streams=1)
+        made.drawn = draft(net, made.schedules, made.kept)
     free = net._free({*memories((*made.forward, *made.backward))})
-    found = candidates(made.forward, made.backward, made.drawn, free, table(net.device.family))
-    load = loads(made.drawn)
+    found = candidates(made.forward, made.backward, made.places, free, table(net.device.family))
+    load = loads(made.places)
     chosen = choose(found, load, room)
     if chosen is None:
         return _Way(made, found, load, math.inf)
-    return _Way(made, found, load, (_traffic(made) - usual) / MEMORY + travelling(chosen) / LINK)
+    return _Way(made, found, load, (_traffic(made) - _traffic(usual)) / MEMORY + travelling(chosen) / LINK)
 
 
 def _beside(net: Net, made: Made) -> int:
     """Bytes that all but the arena takes of the device, by the time that the nets have run."""
     assert net._arena is not None
     arena = net._arena.memory(net.device)
-    taken = _outside(made.schedules, {arena, *(life.key for life in _own(made.places))})
+    within = {arena, *(life.key for life in _own(made.places))}
+    needs = net.beside()
+    taking = [_outside(made.schedules, within), _most(needs() if needs is not None else (), within)]
     for other in net.group.members:
         if other is not net and other.device is net.device:
-            theirs = _outputs(other) if other._schedules is None else _outside(other._schedules, {arena})
-            taken |= {memory: max(taken.get(memory, 0), nbytes) for memory, nbytes in theirs.items()}
+            taking.append(_outputs(other) if other._schedules is None else _outside(other._schedules, {arena}))
+    taken = {memory: max(each.get(memory, 0) for each in taking) for memory in chain.from_iterable(taking)}
     more = sum(max(0, nbytes - memory.gpu_capacity) for memory, nbytes in taken.items())
     return net.device.statistics.bytes_held - arena.gpu_capacity + more
 
 
 def _outside(schedules: Iterable[Schedule], arena: Container[Any]) -> dict[SyncedMemory, int]:
     """Bytes on the device of each memory that is not in the arena."""
-    needs = [need for schedule in schedules for need in schedule.blob_needs()]
+    return _most((need for schedule in schedules for need in schedule.blob_needs()), arena)
+
+
+def _most(needs: Iterable[Need], arena: Container[Any]) -> dict[SyncedMemory, int]:
     taken: dict[SyncedMemory, int] = {}
     for memory, side, nbytes in needs:
         if side is Side.DEVICE and memory not in arena:

@@ -1,0 +1,423 @@
+"""Nets that need more than their device may hold: the same bits, never a byte more, and not a step more with enough."""
+
+import functools
+import importlib
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_devices import EXACT_GPU, needs_compiler
+from cuda_emulation import EmulatedCuda
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from late_streams import ORDERS, LateSimulated, launch_late
+from plan_nets import DATA, ask_at_random, assert_same, conv, iterate, layer, loss, made
+
+from benchmarks.inputs import fill, solver_of
+from blobmem import SimulatedDevice, build_nets
+from blobmem.devices.queues import SimulatedStream
+from blobmem.errors import DeviceError, OutOfDeviceMemory
+from blobmem.net import schedule
+from blobmem.net.plan import room
+from blobmem.proto.text import read_net
+from blobmem.solvers import updater_for
+
+ROOT = Path(__file__).parents[3]
+SCALE = "scale_param { bias_term: true }"
+
+
+def block(name, bottom):
+    """Two convolutions, normalised, whose sum with the bottom goes on."""
+    norm = layer("BatchNorm", f"{name}bn", f"{name}a", f"{name}a") + layer(
+        "Scale", f"{name}s", f"{name}a", f"{name}a", SCALE
+    )
+    text = conv(f"{name}a", bottom) + norm + layer("ReLU", f"{name}r", f"{name}a", f"{name}a")
+    return text + conv(f"{name}b", f"{name}a") + layer("Eltwise", name, f"{bottom} {name}b", name)
+
+
+POOL = "pooling_param { kernel_size: 3 stride: 1 pad: 1 }"
+DEEP = (
+    DATA + conv("c", "data") + block("x", "c") + layer("Pooling", "p", "x", "p", POOL) + block("y", "p")
+    + layer("Dropout", "d", "y", "d") + layer("ReLU", "dr", "d", "d") + block("z", "d") + loss("z")
+)  # fmt: skip
+
+
+def least(make, build):
+    """The least limit that does, as the error says."""
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        build(make(1))
+    return caught.value.requested
+
+
+def need(make, build, run):
+    """What a net holds without a limit, and what it then gives."""
+    device = make(None)
+    net = build(device)
+    trace = run(net)
+    assert net._fetched == []
+    return device.statistics.peak_bytes, trace
+
+
+def simulated(capacity):
+    return SimulatedDevice(capacity)
+
+
+def deep(device, **options):
+    net = made(DEEP, device, "train", **options)
+    net.compiled()
+    return net
+
+
+def twice(net):
+    return [*iterate(net), *iterate(net)]
+
+
+@functools.cache
+def least_of_deep():
+    return least(simulated, deep)
+
+
+# -------------------------------------------------------------------- the same bits
+
+
+SIDES = {
+    "lenet": 28, "alexnet": 67, "caffenet": 67, "googlenet": 128, "inception_v3": 107, "resnet50": 64, "resnet1001": 16,
+    "squeezenet": 67, "vgg16": 32,
+}  # fmt: skip
+
+
+def model(name, monkeypatch):
+    """A net of models/ on two small images, whose last pooling takes all that is left of them."""
+    monkeypatch.chdir(ROOT)
+    if name == "resnet1001":
+        generator = importlib.import_module("models.generate.resnet1001")
+        monkeypatch.setattr(generator, "DEPTH", 29)  # of its 111 blocks in each stage three, which say as much
+        param = read_net(generator.resnet1001(deploy=False).text())
+    else:
+        param = read_net(f"models/{name}/train_val.prototxt")
+    # nor with the auxiliary classifier of Inception, which takes large images alone
+    rest = [each for each in param.layer if each.type != "Data" and not each.name.startswith("aux")]
+    del param.layer[:]
+    source = param.layer.add(name="data", type="Input", top=["data", "label"])
+    source.input_param.shape.add(dim=(2, 1 if name == "lenet" else 3, SIDES[name], SIDES[name]))
+    source.input_param.shape.add(dim=[2])
+    last = next((each for each in reversed(rest) if each.type == "Pooling"), None)
+    if last is not None and last.pooling_param.pool == last.pooling_param.AVE:
+        last.pooling_param.CopyFrom(type(last.pooling_param)(pool=last.pooling_param.AVE, global_pooling=True))
+    param.layer.extend(rest)
+    return param
+
+
+def trained(param, capacity):
+    """Two steps of a solver, and all parameters after them; and the most that the device held."""
+    device = SimulatedDevice(capacity)
+    solver = solver_of(param, device=device, memory="train")
+    fill(solver.net, 10)
+    solver.step(1)
+    before = device.statistics.snapshot()
+    solver.step(1)
+    assert (device.statistics - before).allocator_calls == 0
+    parameters = [blob.cpu_data().copy() for blobs in solver.net.params.values() for blob in blobs]
+    return parameters, device.statistics.peak_bytes, len(solver.net._fetched)
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_the_models_give_the_same_bits_in_less_memory(monkeypatch, name):
+    param = model(name, monkeypatch)
+    unlimited, needed, fetched = trained(param, None)
+    assert fetched == 0
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        trained(param, 1)
+    for limit in {max(caught.value.requested, int(needed / times)) for times in (1.5, 2, 4, 8)}:
+        parameters, peak, fetched = trained(param, limit)
+        assert peak <= limit < needed and fetched > 0
+        assert_same(parameters, unlimited)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(simulated, id="simulated"),
+        pytest.param(lambda limit: EmulatedCuda(limit), id="emulated", marks=needs_compiler),
+        pytest.param(lambda limit: EXACT_GPU.values[0](limit=limit), id="cuda", marks=EXACT_GPU.marks),
+    ]
+)
+def make(request):
+    return request.param
+
+
+def test_a_deep_net_gives_the_same_bits_at_any_limit(make):
+    trace = iterated(made(DEEP, make(None), "keep"))
+    needed, found = need(make, deep, iterated)
+    assert_same(found, trace)
+    lowest = least(make, deep)
+    assert lowest < 0.7 * needed
+    for limit in np.linspace(lowest, needed - 1, 3, dtype=int):
+        net = deep(make(int(limit)))
+        assert net._fetched and net.takes_turns
+        assert_same(iterated(net), trace)
+        assert net.device.statistics.peak_bytes <= limit
+
+
+def iterated(net):
+    """Passes enough for CUDA graphs, where there are any."""
+    return [value for _ in range(4) for value in iterate(net)]
+
+
+KINDS = {
+    "conv": ("Convolution", "convolution_param { num_output: 2 kernel_size: 1 weight_filler { type: 'xavier' } }"),
+    "norm": ("BatchNorm", ""), "scale": ("Scale", SCALE), "relu": ("ReLU", ""), "sum": ("Eltwise", ""),
+    "drop": ("Dropout", ""), "join": ("Concat", "concat_param { axis: 0 }"), "pool": ("Pooling", POOL),
+    "lrn": ("LRN", "lrn_param { local_size: 3 }"), "flat": ("Flatten", ""),
+}  # fmt: skip
+
+
+@st.composite
+def nets_at_random(draw):
+    """Branches of images of one size, summed, joined and parted again, pooled and normalised, in place or not."""
+    text, blobs, seen = DATA.replace('"gaussian"', '"gaussian" std: 2'), ["data"], {"data"}
+    places = [*KINDS, *(f"{kind} in place" for kind in ("norm", "scale", "relu", "drop"))]
+    for index in range(draw(st.integers(4, 14))):
+        kind, one, other = draw(st.sampled_from(places)), draw(st.sampled_from(blobs)), draw(st.sampled_from(blobs))
+        name, plain = f"l{index}", kind.removesuffix(" in place")
+        top = one if kind != plain and one not in seen else name
+        bottoms = [one, other] if kind in ("sum", "join") else [one]
+        if kind == "join":  # and back to the items that all have
+            text += layer("Concat", name, " ".join(bottoms), f"{name}j", KINDS[kind][1])
+            text += layer("Slice", f"{name}s", f"{name}j", name, "slice_param { axis: 0 }").replace(
+                f'top: "{name}"', f'top: "{name}" top: "{name}r"'
+            )
+        elif kind == "flat":  # another shape of the same bytes
+            text += layer("Flatten", f"{name}f", one, f"{name}f")
+            text += layer("Reshape", name, f"{name}f", name, "reshape_param { shape { dim: 0 dim: 2 dim: 6 dim: 5 } }")
+        else:
+            text += layer(KINDS[plain][0], name, " ".join(bottoms), top, KINDS[plain][1])
+        seen |= {*bottoms} - {top}
+        blobs += [top] * (top not in blobs)
+    return text + loss(blobs[-1])
+
+
+@given(nets_at_random(), st.sampled_from([0.0, 0.3, 0.7]), st.sampled_from(ORDERS), st.integers(1, 2))
+@settings(max_examples=60, deadline=None)
+def test_any_net_gives_the_same_bits_whoever_is_late(text, part, order, streams):
+    """Copies are made when somebody waits for them, and so is what is computed, or at random."""
+
+    def build(device):
+        net = made(text, device, "train", backward_streams=streams)
+        net.compiled()
+        return net
+
+    needed, trace = need(simulated, build, twice)
+    lowest = min(least(simulated, build), needed)
+    device = LateSimulated(order, capacity=int(lowest + part * (needed - lowest)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule.Step, "launch", launch_late)
+        assert_same(twice(build(device)), trace)
+    assert device.statistics.peak_bytes <= device.capacity
+
+
+class Eager(SimulatedDevice):
+    """A device whose copies beside the computing are made as early as what they wait for allows."""
+
+    def create_copy_stream(self):
+        stream = SimulatedStream(self._lock, self._busy)
+        put = stream.queue
+        stream.queue = lambda work: (put(work), stream.finish())
+        return stream
+
+
+def test_copies_may_be_early():
+    limit = least_of_deep()
+    assert_same(twice(deep(Eager(limit))), need(simulated, deep, twice)[1])
+
+
+# -------------------------------------------------------------------- no more than that, and only then
+
+
+def test_with_enough_memory_nothing_is_different():
+    needed, _ = need(simulated, deep, twice)
+    nets = [deep(SimulatedDevice(capacity)) for capacity in (None, needed)]
+    counts = []
+    for net in nets:
+        twice(net)
+        counts.append((net.device.statistics, [[each.op for each in one.calls] for one in net.compiled()]))
+    assert counts[0] == counts[1]
+    assert not any(call.op in ("evict", "fetch") for one in nets[1].compiled() for call in one.calls)
+    assert deep(SimulatedDevice(needed - 1))._fetched
+
+
+def test_too_little_names_the_least_and_what_sets_it():
+    limit = least_of_deep()
+    assert iterate(deep(SimulatedDevice(limit)))
+    with pytest.raises(
+        OutOfDeviceMemory, match=rf"needs at least {limit} bytes .* hold {limit - 1}, .* layer '\w+' .* array is '"
+    ):
+        deep(SimulatedDevice(limit - 1))
+    device = SimulatedDevice(limit - 1)
+    net = made(DEEP, device, "train")
+    for _ in range(2):
+        with pytest.raises(OutOfDeviceMemory):
+            net.run_forward()
+    assert device.statistics.bytes_held == 0
+    device.capacity = limit  # room is made, and the same call succeeds
+    assert net.run_forward() > 0
+
+
+def test_each_array_travels_once_and_nothing_is_allocated():
+    net = deep(SimulatedDevice(least_of_deep()))
+    twice(net)
+    before = net.device.statistics.snapshot()
+    net.run_forward()
+    forward = net.device.statistics - before
+    net.run_backward()
+    both = net.device.statistics - before
+    homes = {call.attributes["home"] for call in net.compiled()[0].calls if call.op == "evict"}
+    leaving = [call for call in net.compiled()[0].calls if call.op == "evict"]
+    coming = [call for call in net.compiled()[1].calls if call.op == "fetch"]
+    assert len(leaving) == len(homes) and {call.attributes["home"] for call in coming} == homes
+    assert forward.dtoh_bytes == sum(home.size for home in homes) + 4  # and the loss
+    assert both.htod_bytes == sum(call.attributes["home"].size for call in coming) and both.allocator_calls == 0
+    assert all(home.gpu_capacity == 0 and home.cpu_capacity == home.size for home in homes)
+
+
+@pytest.mark.parametrize("link, memory", [(1e15, 1.0), (1.0, 1e15)], ids=["a fast link", "a slow one"])
+def test_what_is_cheaper_is_done(monkeypatch, link, memory):
+    """To copy, or to make anew, what there is no room for."""
+    monkeypatch.setattr(room, "LINK", link)
+    monkeypatch.setattr(room, "MEMORY", memory)
+    needed, _ = need(simulated, deep, iterate)
+    net = deep(SimulatedDevice((needed + least_of_deep()) // 2))
+    usual = deep(SimulatedDevice())
+    assert (len(remade_now(net)) < len(remade_now(usual))) == (link > memory)
+
+
+def remade_now(net):
+    """The calls by which backward makes arrays anew."""
+    forward = {"scale_forward", "relu_forward", "eltwise_sum"}
+    return [call for call in net.compiled()[1].calls if call.op in forward]
+
+
+# -------------------------------------------------------------------- whoever looks
+
+
+def away(net):
+    """Names of blobs that were evicted."""
+    return [name for name, blob in net.blobs.items() if blob.data_view.memory.away]
+
+
+def test_what_was_evicted_is_read_and_written_as_ever():
+    nets = [made(DEEP, SimulatedDevice(), "keep"), deep(SimulatedDevice(least_of_deep()))]
+    for net in nets:
+        iterate(net)
+        net.run_forward()
+    kept, net = nets
+    names = [name for name in away(net) if name not in ("xa", "ya", "za")]  # of which a later array has the kept bytes
+    assert len(names) > 3
+    for name in names:
+        blob = net.blobs[name]
+        np.testing.assert_array_equal(blob.cpu_data(), kept.blobs[name].cpu_data())
+        assert blob.cpu_data() is blob.cpu_data() and blob.data is blob.data
+    traces = []
+    for each in nets:
+        each.blobs["p"].data[...] *= 1.5  # which the next convolution's gradient reads
+        each.clear_param_diffs()
+        each.run_backward()
+        traces.append([entry.blob.cpu_diff().copy() for entry in each.learnable])
+    assert_same(*traces)
+    assert net.blobs["p"].data_view.memory.away
+    np.testing.assert_array_equal(net.blobs["p"].cpu_data(), kept.blobs["p"].cpu_data())
+    before = net.blobs["p"].cpu_data().copy()
+    net.run_forward()
+    assert (net.blobs["p"].cpu_data() != before).any()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_parts_of_passes_give_the_right_numbers_or_none(seed):
+    nets = [made(DEEP, SimulatedDevice(), "keep"), deep(SimulatedDevice(least_of_deep()))]
+    for net in nets:
+        iterate(net)
+    names = ["forward", "start", "between", "backward", "down from", "down to", "layer by layer"]
+    ask_at_random(seed, nets[1], nets[0], names)
+
+
+def test_callbacks_find_what_is_there():
+    """Whoever looks at a blob right after its layer finds it, evicted or not."""
+    found = []
+    for net in (made(DEEP, SimulatedDevice(), "keep"), deep(SimulatedDevice(least_of_deep()))):
+        seen = []
+
+        def look(index, net=net, seen=seen):
+            seen += [blob.cpu_data().copy() for blob in net.nodes[index].top]
+
+        net.after_forward(look)
+        seen += [*iterate(net), *iterate(net)]
+        found.append(seen)
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_copy_that_fails_loses_nothing(nth):
+    nets = [made(DEEP, SimulatedDevice(), "keep"), deep(SimulatedDevice(least_of_deep()))]
+    traces = [iterate(net) for net in nets]
+    device = nets[1].device
+    fail(device, "memcpy_dtoh", nth)
+    with pytest.raises(DeviceError, match="as fail_at asked"):
+        nets[1].run_forward()
+    device.fail_at = None
+    for trace, net in zip(traces, nets, strict=True):  # forward has been taken back
+        net.clear_param_diffs()
+        trace.append(net.run_forward())
+    fail(device, "memcpy_htod", nth)
+    with pytest.raises(DeviceError, match="as fail_at asked"):
+        nets[1].run_backward()
+    device.fail_at = None
+    for trace, net in zip(traces, nets, strict=True):
+        trace += iterate(net)
+    assert_same(*traces)
+
+
+def fail(device, name, nth):
+    """Let the call of that name that is the nth from now on fail."""
+    calls = itertools.count(1)
+    device.fail_at = lambda call, _: call == name and next(calls) == nth
+
+
+# -------------------------------------------------------------------- solvers
+
+
+@pytest.mark.parametrize("options", ["", "iter_size: 2", "clip_gradients: 0.1"])
+def test_solvers_train_the_same(options):
+    """With a test net beside, and history that passes do not use."""
+    traces, limits = [], [None]
+    for capacity in (None, 1, 0):
+        device = SimulatedDevice(limits[-1] if capacity == 0 else capacity)
+        nets = build_nets(DEEP, device=device, seed=1, memory="train")
+        updater = updater_for(f'base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 {options}', nets.train)
+        if capacity == 1:
+            updater.place()
+            with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+                nets.train.compiled()
+            limits.append(caught.value.requested)
+            continue
+        trace = []
+        for turn in range(3):
+            trace.append(nets.tests[0].run_forward())
+            if updater.place():
+                trace.append(updater.run_in_backward(turn, nets.train.start_forward()))
+            else:
+                trace += iterate_alone(nets.train)
+                updater.run(turn)
+            trace += [entry.blob.cpu_data().copy() for entry in nets.train.learnable]
+        traces.append(trace)
+        limits[0] = limits[0] or device.statistics.peak_bytes
+        assert device.statistics.peak_bytes <= limits[-1]
+        assert bool(nets.train._fetched) == (capacity == 0)
+    assert limits[1] < 0.8 * limits[0]
+    assert_same(*traces)
+
+
+def iterate_alone(net):
+    net.clear_param_diffs()
+    result = [net.run_forward()]
+    net.run_backward()
+    return result
