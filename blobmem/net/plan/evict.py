@@ -10,6 +10,7 @@ own. Which arrays, follows from lifetimes alone.
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -34,7 +35,8 @@ MEMORY = 3e12
 """Bytes that calls read and write in a second, where they do little more than that."""
 
 
-class Candidate(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
     """A while in which an array may be away: between forward and backward, or two calls of backward.
 
     Attributes:
@@ -158,6 +160,27 @@ def choose(found: Iterable[Candidate], load: np.ndarray, room: int) -> list[Cand
     return taken
 
 
+def ahead(chosen: Iterable[Candidate], load: np.ndarray, drawn: Draft, room: int) -> dict[Candidate, int]:
+    """The step before which each is brought back, so that it is there in time where there is room for it that early.
+
+    Copies follow one another at the link's speed, and steps are reckoned to take as long as they use bytes.
+    """
+    load, steps, first = load.copy(), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
+    taken = [sum(operand.view.nbytes for each in step.calls[-1:] for operand in each.present()) for step in steps]
+    begins = np.cumsum([0, *taken]) / MEMORY
+    for each in chosen:
+        load[each.left + 1 : each.back] -= each.size
+    result, latest = {}, math.inf
+    for each in sorted(chosen, key=lambda each: -each.back):
+        latest = min(latest, float(begins[each.back])) - each.size / LINK
+        step, least = each.back, max(each.left + 1, first)
+        while step > least and begins[step] > latest and load[step - 1] + each.size <= room:
+            step -= 1
+            load[step] += each.size
+        result[each] = step
+    return result
+
+
 def travelling(chosen: Sequence[Candidate]) -> int:
     """Bytes that leave the device or come back in a pass: what is away twice leaves once, and comes back twice."""
     return sum({each.memory: each.size for each in chosen}.values()) + sum(each.size for each in chosen)
@@ -170,6 +193,7 @@ def evict(
     joints: tuple[Sequence[int], Sequence[int]],
     remade: Iterable[Remade],
     device: Device,
+    early: Mapping[Candidate, int],
 ) -> Evicted:
     """The calls with those arrays given away in between.
 
@@ -179,6 +203,7 @@ def evict(
         joints: the positions, from 0 to the end, of each at which calls may be put in (`schedule.joints`).
         remade: what other calls of backward fill, which have the places of what they rely on in forward.
         device: where the arrays are.
+        early: of those that come back before they are needed, the position in backward.
     """
     away: dict[int, list[Call]] = defaultdict(list)
     back: dict[int, list[Call]] = defaultdict(list)
@@ -192,7 +217,7 @@ def evict(
             leaving[memory] = _beside(forward[after - 1], "evict", read(blob), homes[memory])
             away[after].append(leaving[memory])
         array = overwrite(Blob(blob.shape, dtype=blob.dtype, device=device, name=memory.name))
-        before = joints[1][bisect_right(joints[1], each.read[each.until]) - 1]
+        before = joints[1][bisect_right(joints[1], early.get(each, each.read[each.until])) - 1]
         back[before].append(_beside(backward[before], "fetch", array, homes[memory]))
         for at in each.read[each.until :]:
             readers[at] = _redirected(readers[at], backward[at], memory, array.blob)

@@ -16,7 +16,7 @@ from blobmem.errors import OutOfDeviceMemory
 from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
-from blobmem.net.plan.evict import LINK, MEMORY, Candidate, candidates, choose, evict, loads, lowest, travelling
+from blobmem.net.plan.evict import LINK, MEMORY, Candidate, ahead, candidates, choose, evict, loads, lowest, travelling
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.uses import Remade
@@ -34,6 +34,10 @@ SHARES = (1.0, 0.0, math.inf)
 
 TRIES = 8
 """How often a plan that came out too large, for the gaps in it, is made again with more evicted."""
+
+
+EARLY = 0.97
+"""How much of the room arrays may take that come back early: there have to be gaps."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -172,29 +176,32 @@ def _traffic(made: Made) -> int:
 
 def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
     """The calls with as little evicted as makes them fit into the room by their loads; then with more and more, for the
-    gaps in a plan, and at last with all."""
+    gaps in a plan, and at last with all. Each time with what comes back early, and without."""
     floor = lowest(way.found, way.load)
     target = max(room, floor)
     for _ in range(TRIES):
         chosen = choose(way.found, way.load, target)
         assert chosen is not None
-        trial = _without(net, way.made, chosen)
+        yield _without(net, way, chosen, int(EARLY * room))
+        trial = _without(net, way, chosen)
         yield trial
         if target == floor:
             break
         target = max(floor, target - max(trial.places.layout.nbytes - room, room // 64))
-    yield _without(net, way.made, way.found)
+    yield _without(net, way, way.found)
 
 
-def _without(net: Net, made: Made, chosen: Sequence[Candidate]) -> Made:
-    """The calls with these arrays evicted."""
-    device, last = net.device, bool(net._images_last)
+def _without(net: Net, way: _Way, chosen: Sequence[Candidate], room: int = 0) -> Made:
+    """The calls with these arrays evicted; up to `room` bytes in use, they come back as early as their copies want."""
+    made, device, last = way.made, net.device, bool(net._images_last)
+    first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
+    early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, room).items()}
     read_again = {view.memory for each in made.backward for view in each.reads}
     places = (
         joints(made.forward, device, last, made.passing - read_again),
         joints(made.backward, device, last, made.passing),
     )
-    found = evict(made.forward, made.backward, chosen, places, made.remade, device)
+    found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
     net._fetched = found.fetched
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     return Made(

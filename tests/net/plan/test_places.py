@@ -719,16 +719,19 @@ def test_nets_that_are_gone_hold_nothing():
 
 
 def test_a_pass_takes_what_the_plan_says_or_nothing():
-    """Room for exactly that, and for one byte less."""
+    """Room for exactly that, and for less than the least that it can do with."""
     net = chain(SimulatedDevice(), "train")
     iterate(net)
     plan = held(net.device)
     exact = chain(SimulatedDevice(capacity=plan), "train")
     iterate(exact)
     assert held(exact.device) == exact.device.statistics.peak_bytes == plan > 0
-    short = chain(SimulatedDevice(capacity=plan - 1), "train")
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        iterate(chain(SimulatedDevice(capacity=1), "train"))
+    short = SimulatedDevice(capacity=caught.value.requested - 1)
     with pytest.raises(OutOfDeviceMemory):
-        iterate(short)
+        iterate(chain(short, "train"))
+    assert held(short) == 0 and caught.value.requested <= plan
 
 
 def test_batches_smaller_and_larger_keep_the_arena_and_the_bits():

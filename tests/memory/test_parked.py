@@ -1,0 +1,140 @@
+"""Bytes that leave a device for the host and come back: never lost, whoever is late, and read as ever meanwhile."""
+
+import random
+
+import numpy as np
+import pytest
+
+from blobmem import Blob, SimulatedDevice
+from blobmem.errors import DeviceError
+from blobmem.memory import Intent, Side, SyncedMemory
+from blobmem.memory.parked import Parked, copy_stream
+from blobmem.memory.slot import Slot
+
+NBYTES = 1024
+
+
+def made(**options):
+    device = SimulatedDevice(**options)
+    return SyncedMemory(0, device, name="arena"), Parked(NBYTES, device, "x (evicted)")
+
+
+def fill(memory, value, offset=0, nbytes=NBYTES):
+    """Write on the device, at once."""
+    address = memory.access(Side.DEVICE, offset, nbytes, Intent.OVERWRITE)
+    memory.device.as_array(address, (nbytes,), np.uint8)[...] = value
+
+
+def on_device(memory, offset=0, nbytes=NBYTES):
+    address = memory.access(Side.DEVICE, offset, nbytes, Intent.READ)
+    return memory.device.as_array(address, (nbytes,), np.uint8).copy()
+
+
+def test_who_reads_or_overwrites_comes_after_the_copies():
+    """They are made when somebody waits for them, and not before."""
+    arena, home = made()
+    out, back = (copy_stream(arena.device, each) for each in (True, False))
+    assert out is copy_stream(arena.device, True) is not back
+    fill(arena, 7)
+    home.take(arena.view(0, NBYTES), out)
+    assert out.pending
+    fill(arena, 9)  # waits
+    assert not out.pending
+    home.give(arena.view(NBYTES, NBYTES), back)
+    assert back.pending
+    assert (on_device(arena, NBYTES) == 7).all() and (on_device(arena) == 9).all()
+    assert (home.cpu_data() == 7).all() and home.gpu_capacity == 0
+
+
+def test_a_copy_out_comes_after_one_that_came_in():
+    arena, home = made()
+    out, back = (copy_stream(arena.device, each) for each in (True, False))
+    fill(arena, 1)
+    home.take(arena.view(0, NBYTES), out)
+    home.give(arena.view(2 * NBYTES, NBYTES), back)
+    fill(arena, 2)
+    home.take(arena.view(0, NBYTES), out)  # does not overwrite what is still on its way back
+    assert (on_device(arena, 2 * NBYTES) == 1).all()
+    assert (home.cpu_data() == 2).all()
+
+
+def test_what_is_written_on_the_host_comes_back():
+    arena, home = made()
+    out, back = (copy_stream(arena.device, each) for each in (True, False))
+    fill(arena, 1)
+    home.take(arena.view(0, NBYTES), out)
+    home.mutable_cpu_data()[3] = 5
+    home.give(arena.view(0, NBYTES), back)
+    assert on_device(arena)[2:5].tolist() == [1, 5, 1]
+    arena.access(Side.HOST, 0, NBYTES, Intent.WRITE)
+    arena.host_array(0, (NBYTES,), np.uint8)[:] = 8  # the truth is on the host then, and is taken along
+    home.take(arena.view(0, NBYTES), out)
+    assert (home.cpu_data() == 8).all()
+
+
+def test_a_copy_that_fails_holds_nothing():
+    arena, home = made()
+    out = copy_stream(arena.device, True)
+    fill(arena, 1)
+    home.take(arena.view(0, NBYTES), out)
+    assert home.holds
+    arena.device.fail_at = lambda name, ordinal: name == "memcpy_dtoh"
+    with pytest.raises(DeviceError):
+        home.take(arena.view(0, NBYTES), out)
+    assert not home.holds and (on_device(arena) == 1).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_uses_loses_no_byte(seed):
+    """Places that overlap, on the compute stream's side, on both copy streams and on the host, against plain arrays."""
+    rng = random.Random(seed)
+    arena, _ = made()
+    device, size = arena.device, 8 * 512
+    homes = [Parked(NBYTES, device, str(index)) for index in range(3)]
+    streams = [copy_stream(device, True), copy_stream(device, False)]
+    model, parked = np.zeros(size, np.uint8), [np.zeros(NBYTES, np.uint8) for _ in homes]
+    fill(arena, 0, 0, size)
+    for turn in range(400):
+        at, index = 512 * rng.randrange(7), rng.randrange(3)
+        here = slice(at, at + NBYTES)
+        match rng.randrange(7):
+            case 0:
+                fill(arena, turn % 250 + 1, at)
+                model[here] = turn % 250 + 1
+            case 1 | 2:
+                homes[index].take(arena.view(at, NBYTES), streams[0])
+                parked[index] = model[here].copy()
+            case 3 | 4:
+                homes[index].give(arena.view(at, NBYTES), streams[1])
+                model[here] = parked[index]
+            case 5:
+                np.testing.assert_array_equal(homes[index].cpu_data(), parked[index])
+            case _:
+                homes[index].mutable_cpu_data()[:100] = turn % 250 + 1
+                parked[index][:100] = turn % 250 + 1
+    np.testing.assert_array_equal(on_device(arena, 0, size), model)
+    for home, values in zip(homes, parked, strict=True):
+        np.testing.assert_array_equal(home.cpu_data(), values)
+
+
+def test_a_slot_that_is_away_is_its_home():
+    arena, home = made()
+    slot = Slot(arena, 512, NBYTES, "x")
+    slot.home = home
+    blob = Blob(NBYTES // 4, device=arena.device, name="x")
+    blob.bind_data(slot)
+    blob.data[:] = 3
+    here = blob.data
+    home.take(slot.view(0, NBYTES), copy_stream(arena.device, True))
+    slot.away = True
+    fill(arena, 0xFF, 0, 4096)  # others have the place
+    assert (blob.cpu_data() == 3).all() and (blob.data == 3).all() and not np.shares_memory(blob.data, here)
+    blob.data[:] = 4
+    assert (home.cpu_data().view(np.float32) == 4).all()
+    array = arena.device.as_array(blob.mutable_gpu_data(), (NBYTES // 4,), np.float32)
+    array[:] = 5
+    assert (blob.data == 5).all() and slot.resident_side(0, NBYTES) is Side.HOST
+    slot.clear(0, NBYTES)
+    assert slot.is_zero(0, NBYTES) and (blob.data == 0).all()
+    slot.away = False
+    assert np.isnan(blob.cpu_data()).all()
