@@ -81,7 +81,7 @@ class Updater:
         self._left_out = _Count()
         self._placed: tuple[weakref.ref[Schedule], list[tuple[LearnableParam, range]]] | None = None
         self._compile()
-        net.beside = weakref.WeakMethod(self.needs)
+        net.beside = weakref.WeakMethod(self._present_needs)
 
     # ---------------------------------------------------------------- for subclasses to extend
 
@@ -213,6 +213,12 @@ class Updater:
         if self.net.updates_in_backward:
             return []
         return [need for schedule in self._schedules() for need in schedule.all_needs()]
+
+    def _present_needs(self) -> list[Need]:
+        """`needs`, for a plan that is being made: not to be kept, as arrays are about to move."""
+        if self.net.updates_in_backward:
+            return []
+        return [need for schedule in self._schedules() for need in schedule.needs()]
 
     def missing(self) -> list[Need]:
         """Those of `needs` that may not be met."""

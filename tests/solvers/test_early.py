@@ -402,7 +402,9 @@ def test_room_for_exactly_what_is_needed():
     make(device).step(1)
     needed = device.statistics.peak_bytes
     make(SimulatedDevice(needed)).step(3)
-    short = SimulatedDevice(needed - 1)
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        make(SimulatedDevice(1)).step(1)
+    short = SimulatedDevice(caught.value.requested - 1)
     solver = make(short)
     before = state(solver)
     with pytest.raises(OutOfDeviceMemory):
