@@ -67,10 +67,13 @@ def why_eager(found: Iterable[Step | Captured | Lanes], device: Device) -> dict[
 def _runs(program: Iterable[Step]) -> Iterable[list[Step]]:
     run: list[Step] = []
     seen: dict[SyncedMemory, _Lying] = {}
+    coming: set[SyncedMemory] = set()  # what is copied meanwhile: a graph waits at its beginning for all that it uses
     for step in program:
-        if run and (step.eager or run[-1].eager or not _allow(seen, step)):
+        used = {bound.operand.memory for bound in step.order}
+        if run and (step.eager or run[-1].eager or not _allow(seen, step) or not coming.isdisjoint(used)):
             yield run
             run, seen = [], {}
+        coming = coming | used if step.call.op == "fetch" else coming - used
         run.append(step)
         _add(seen, step)
     if run:

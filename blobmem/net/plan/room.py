@@ -222,8 +222,8 @@ def _too_little(net: Net, least: Made, most: int, beside: int) -> OutOfDeviceMem
     what = f"'{largest.key.name}'" if isinstance(largest.key, SyncedMemory) else "its scratch"
     return OutOfDeviceMemory(
         f"{net.identity} needs at least {needed} bytes on the {net.device.name} device, which may hold {most}, even "
-        f"with all evicted that can be: layer '{layer}' sets that, whose largest array is {what} "
-        f"({readable_bytes(largest.nbytes)}). Grant that much, or take a smaller batch",
+        f"with all evicted that can be: beside {readable_bytes(beside)} that stay there, layer '{layer}' sets that, "
+        f"whose largest array is {what} ({readable_bytes(largest.nbytes)}). Grant that much, or take a smaller batch",
         needed, most - net.device.statistics.bytes_held, most, net.device.holders(),
     )  # fmt: skip
 
