@@ -451,6 +451,7 @@ class SyncedMemory:
 
     def _begin_copy(self, start: int, stop: int, writes: bool, stream: Stream) -> DeviceSide:
         """Let `stream` come after what is in the way of a copy."""
+        travelled()
         self._grow_device(stop)
         self._far.drop_finished()
         self._far.order(start, stop, writes, stream)

@@ -451,6 +451,10 @@ class Transfer(Step):
     def _op_of(self, call: Call, family: str) -> Op:
         return Op(str(call.op), _nothing, family=family, captures=False)
 
+    @property
+    def repeats(self) -> bool:
+        return False  # whoever uses the bytes next has to wait anew
+
     def needs(self) -> Iterable[Need]:
         yield from super().needs()
         (bound,) = self.order

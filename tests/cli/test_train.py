@@ -170,7 +170,8 @@ def test_a_device_that_is_too_small(blobmem, tiny):
     assert result.code == 1 and "may hold 200" in result.err
     least = int(re.search(r"needs at least (\d+) bytes", result.err)[1])
     for room, code in ((least, 0), (least - 1, 1)):
-        assert blobmem("train", "--solver", tiny.solver, "--device", "simulated", "--device-memory", room).code == code
+        result = blobmem("train", "--solver", tiny.solver, "--device", "simulated", "--device-memory", room)
+        assert result.code == code, result.err
 
 
 def test_data_that_is_yet_to_be_made(blobmem, tiny, monkeypatch):

@@ -143,8 +143,8 @@ def _beside(net: Net, made: Made) -> int:
     needs = net.beside()
     taking = [_outside(made.schedules, within), _most(needs() if needs is not None else (), within)]
     for other in net.group.members:
-        if other is not net and other.device is net.device:
-            taking.append(_outputs(other) if other._schedules is None else _outside(other._schedules, {arena}))
+        if other is not net and other.device is net.device and (other.forward_only or other._schedules is not None):
+            taking.append(_outside(other.compiled(), {arena}))
     taken = {memory: max(each.get(memory, 0) for each in taking) for memory in chain.from_iterable(taking)}
     more = sum(max(0, nbytes - memory.gpu_capacity) for memory, nbytes in taken.items())
     return net.device.statistics.bytes_held - arena.gpu_capacity + more
@@ -161,12 +161,6 @@ def _most(needs: Iterable[Need], arena: Container[Any]) -> dict[SyncedMemory, in
         if side is Side.DEVICE and memory not in arena:
             taken[memory] = max(taken.get(memory, 0), nbytes)
     return taken
-
-
-def _outputs(net: Net) -> dict[SyncedMemory, int]:
-    """The same of a net that has not been compiled, about: what it shares with others is found there."""
-    blobs = [*(net.blobs[name] for name in (*net.inputs, *net.outputs)), *net.losses()]
-    return {blob.data_view.memory: blob.nbytes for blob in blobs}
 
 
 def _traffic(made: Made) -> int:

@@ -439,3 +439,22 @@ def iterate_alone(net):
     result = [net.run_forward()]
     net.run_backward()
     return result
+
+
+def test_many_steps(make):
+    """Those that follow one another without anything between them are queued as the last one was, where nothing moves."""
+
+    def solver(device):
+        return solver_of(read_net(DEEP), device=device, memory="train")
+
+    def stepped(each):
+        each.step(6)
+        return [blob.cpu_data().copy() for blobs in each.net.params.values() for blob in blobs]
+
+    unlimited = solver(make(None))
+    trace, needed = stepped(unlimited), unlimited.net.device.statistics.peak_bytes
+    limit = least(make, lambda device: solver(device).step(1))
+    for room_for in (limit, (limit + needed) // 2):
+        tight = solver(make(room_for))
+        assert_same(stepped(tight), trace)
+        assert tight.net._fetched and tight.net.device.statistics.peak_bytes <= room_for
