@@ -19,7 +19,7 @@ from blobmem import SimulatedDevice, build_nets
 from blobmem.devices.queues import SimulatedStream
 from blobmem.errors import DeviceError, OutOfDeviceMemory
 from blobmem.net import schedule
-from blobmem.net.plan import room
+from blobmem.net.plan import arena, room
 from blobmem.proto.text import read_net
 from blobmem.solvers import updater_for
 
@@ -127,6 +127,7 @@ def trained(param, capacity):
 
 @pytest.mark.parametrize("name", SIDES)
 def test_the_models_give_the_same_bits_in_less_memory(monkeypatch, name):
+    monkeypatch.setattr(arena, "WORK", 1_000_000)  # plans that are made sooner, and are a little larger
     param = model(name, monkeypatch)
     unlimited, needed, fetched = trained(param, None)
     assert fetched == 0
@@ -207,7 +208,7 @@ def nets_at_random(draw):
 
 
 @given(nets_at_random(), st.sampled_from([0.0, 0.3, 0.7]), st.sampled_from(ORDERS), st.integers(1, 2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_net_gives_the_same_bits_whoever_is_late(text, part, order, streams):
     """Copies are made when somebody waits for them, and so is what is computed, or at random."""
 
