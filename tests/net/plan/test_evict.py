@@ -226,8 +226,8 @@ def test_any_net_gives_the_same_bits_whoever_is_late(text, part, order, streams)
     assert device.statistics.peak_bytes <= device.capacity
 
 
-class Eager(SimulatedDevice):
-    """A device whose copies beside the computing are made as early as what they wait for allows."""
+class Eager(LateSimulated):
+    """A device that computes as late as it may, and makes copies as early as what they wait for allows."""
 
     def create_copy_stream(self):
         stream = SimulatedStream(self._lock, self._busy)
@@ -236,9 +236,10 @@ class Eager(SimulatedDevice):
         return stream
 
 
-def test_copies_may_be_early():
+def test_copies_may_be_early(monkeypatch):
+    monkeypatch.setattr(schedule.Step, "launch", launch_late)
     limit = least_of_deep()
-    assert_same(twice(deep(Eager(limit))), need(simulated, deep, twice)[1])
+    assert_same(twice(deep(Eager(capacity=limit))), need(simulated, deep, twice)[1])
 
 
 # -------------------------------------------------------------------- no more than that, and only then
