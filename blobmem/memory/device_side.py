@@ -19,17 +19,25 @@ class Flight:
     asked for an address to use on `stream` may queue work there at any later time too, so only waiting for the whole
     stream ends it, and the memory must be told again after that (its epoch moves).
 
-    `followers` are the streams already ordered behind it.
+    `followers` are the streams already ordered behind it, and `keeps` is what must not go before it has finished.
     """
 
-    __slots__ = ("event", "followers", "reads_host", "start", "stop", "stream", "writes")
+    __slots__ = ("event", "followers", "keeps", "reads_host", "start", "stop", "stream", "writes")
 
     def __init__(
-        self, start: int, stop: int, stream: Stream, event: Event | None, reads_host: bool, writes: bool
+        self,
+        start: int,
+        stop: int,
+        stream: Stream,
+        event: Event | None,
+        reads_host: bool,
+        writes: bool,
+        keeps: object = None,
     ) -> None:
         self.start, self.stop, self.stream, self.event = start, stop, stream, event
         self.reads_host = reads_host
         self.writes = writes  # device bytes
+        self.keeps = keeps
         self.followers: list[Stream] = []
 
     def wait(self) -> None:

@@ -33,7 +33,7 @@ class Parked(SyncedMemory):
         with self._lock:
             self.holds = False
             array = self._array(view, stream, Intent.OVERWRITE)
-            view.memory.copy_out(view.offset, array, stream)
+            view.memory.copy_out(view.offset, array, stream, self)
             self._last = stream.record()
             self.epoch += 2
             self.holds = True
@@ -41,7 +41,7 @@ class Parked(SyncedMemory):
     def give(self, view: View, stream: Stream) -> None:
         """Queue on a stream the copy of what is here to where a view is. DeviceError if it fails."""
         with self._lock:
-            view.memory.copy_in(view.offset, self._array(view, stream, Intent.READ), stream)
+            view.memory.copy_in(view.offset, self._array(view, stream, Intent.READ), stream, self)
             self._last = stream.record()
 
     def _array(self, view: View, stream: Stream, intent: Intent) -> np.ndarray:

@@ -158,11 +158,11 @@ class Slot(SyncedMemory):
             return self._home.host_array(offset, shape, dtype, writeable, lend)
         return self._arena.host_array(self.place.offset + offset, shape, dtype, writeable, lend)
 
-    def copy_out(self, offset: int, array: np.ndarray, stream: Stream) -> None:
-        self._arena.copy_out(self._at(offset, array.nbytes), array, stream)
+    def copy_out(self, offset: int, array: np.ndarray, stream: Stream, owner: object) -> None:
+        self._arena.copy_out(self._at(offset, array.nbytes), array, stream, owner)
 
-    def copy_in(self, offset: int, array: np.ndarray, stream: Stream) -> None:
-        self._arena.copy_in(self._at(offset, array.nbytes), array, stream)
+    def copy_in(self, offset: int, array: np.ndarray, stream: Stream, owner: object) -> None:
+        self._arena.copy_in(self._at(offset, array.nbytes), array, stream, owner)
 
     def hold_device(self) -> Any:
         if self._home is not None:

@@ -422,10 +422,11 @@ class SyncedMemory:
                     if bits == _HOST:
                         self._host.seal(a, b)
 
-    def copy_out(self, offset: int, array: np.ndarray, stream: Stream) -> None:
+    def copy_out(self, offset: int, array: np.ndarray, stream: Stream, owner: object) -> None:
         """Queue on `stream` the copy of the device's bytes from `offset` on into a host array of uint8.
 
-        It comes after what writes them now, and whoever writes them later comes after it. DeviceError if it fails.
+        It comes after what writes them now, and whoever writes them later comes after it. `owner`, whose array it is,
+        is kept until then. DeviceError if it fails.
         """
         stop = offset + array.nbytes
         with self._lock:
@@ -433,20 +434,21 @@ class SyncedMemory:
             missing = [run for run in self._extents.runs(offset, stop) if not run[2] & _DEVICE]
             self._bring_to_device(missing, stream)
             self._device.memcpy_dtoh(array, far.address + offset, stream)
-            far.flights.append(Flight(offset, stop, stream, stream.record(), reads_host=False, writes=False))
+            far.flights.append(Flight(offset, stop, stream, stream.record(), False, False, owner))
             self.epoch += 2
 
-    def copy_in(self, offset: int, array: np.ndarray, stream: Stream) -> None:
+    def copy_in(self, offset: int, array: np.ndarray, stream: Stream, owner: object) -> None:
         """Queue on `stream` the copy of a host array of uint8 over the device's bytes from `offset` on.
 
-        It comes after what uses them now, and whoever uses them later comes after it. DeviceError if it fails.
+        It comes after what uses them now, and whoever uses them later comes after it. `owner`, whose array it is, is
+        kept until then. DeviceError if it fails.
         """
         stop = offset + array.nbytes
         with self._lock:
             far = self._begin_copy(offset, stop, True, stream)
             self._device.memcpy_htod(far.address + offset, array, stream)
             self._extents.put(offset, stop, _DEVICE)
-            far.flights.append(Flight(offset, stop, stream, stream.record(), reads_host=False, writes=True))
+            far.flights.append(Flight(offset, stop, stream, stream.record(), False, True, owner))
             self.epoch += 2
 
     def _begin_copy(self, start: int, stop: int, writes: bool, stream: Stream) -> DeviceSide:

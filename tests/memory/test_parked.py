@@ -1,6 +1,8 @@
 """Bytes that leave a device for the host and come back: never lost, whoever is late, and read as ever meanwhile."""
 
+import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -138,3 +140,17 @@ def test_a_slot_that_is_away_is_its_home():
     assert slot.is_zero(0, NBYTES) and (blob.data == 0).all()
     slot.away = False
     assert np.isnan(blob.cpu_data()).all()
+
+
+def test_it_lasts_as_long_as_its_copies():
+    """A net may go, or be planned anew, while they are under way."""
+    arena, home = made()
+    fill(arena, 1)
+    home.take(arena.view(0, NBYTES), copy_stream(arena.device, True))
+    gone = weakref.ref(home)
+    del home
+    gc.collect()
+    assert gone() is not None
+    fill(arena, 2)
+    gc.collect()
+    assert gone() is None
