@@ -11,6 +11,7 @@ from plan_nets import DATA, conv, layer, loss
 import blobmem
 from blobmem import TRAIN, Net
 from blobmem.devices.cuda.predicted import PredictedCuda
+from blobmem.errors import OutOfDeviceMemory
 from blobmem.ops.cuda import algorithms, streams
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
@@ -131,6 +132,15 @@ def test_where_there_is_no_room_for_two_there_is_one(registry):
     one = solver(Timed(capacity=given.net.device.statistics.bytes_held), "auto", "keep")
     assert trained(one) == right
     assert one.net.streams == one.net.backward_streams == 1 and not algorithms.read(registry.path)
+
+
+def test_where_arrays_are_evicted_nothing_is_tried(registry):
+    right = trained(solver(EmulatedCuda(), 1, "train"))
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        solver(Timed(capacity=1), "auto", "train").step(1)
+    one = solver(device := Timed(capacity=caught.value.requested), "auto", "train")
+    assert trained(one) == right and one.net._fetched
+    assert one.net.streams == 1 and not device.asked
 
 
 def test_each_shape_is_measured_by_itself_and_only_while_nobody_watches(registry):

@@ -98,6 +98,7 @@ def fitting(net: Net, made: Made) -> Made:
                     net.identity, readable_bytes(room), readable_bytes(usual.places.layout.nbytes),
                     readable_bytes(fitted.evicted),
                 )  # fmt: skip
+                net.streams, net.open_streams = 1, None  # which is not to be tried on two
                 return fitted
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
     raise _too_little(net, smallest, most, beside)
@@ -123,7 +124,7 @@ class _Way:
 def _way(net: Net, usual: Made, times: float, room: int) -> _Way:
     """The way that makes so many times the usual share anew; `usual` are the usual calls."""
     made = usual
-    if times != 1 or net.backward_streams > 1:  # the copies have streams enough
+    if times != 1 or net.streams > 1:  # the copies have streams enough
         made = net._made(times, streams=1)
         made.drawn = draft(net, made.schedules, made.kept)
     free = net._free({*memories((*made.forward, *made.backward))})
