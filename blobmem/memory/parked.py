@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,10 @@ from blobmem.memory.host_side import PIN_FROM
 from blobmem.memory.synced import SyncedMemory
 from blobmem.memory.views import Intent, Side, View
 
+if TYPE_CHECKING:
+    from blobmem.memory.reordered import Reordered
+    from blobmem.memory.slot import Slot
+
 
 class Parked(SyncedMemory):
     """`nbytes` bytes whose truth is at the host, page-locked where that pays; streams copy them from and to a device.
@@ -18,13 +22,15 @@ class Parked(SyncedMemory):
     Whoever uses them waits for the copies that are under way.
 
     Attributes:
-        holds: they are what was taken last, and nothing has been written since in the place that they came from. Who
-            writes there says so.
+        holds: they are what was taken last, and no pass has begun to write the place that they came from since.
+        source: that place: a slot, or what keeps the bytes channels last, as they then are here. It knows what somebody
+            else has written there since.
     """
 
     def __init__(self, nbytes: int, device: Device, name: str = "") -> None:
         super().__init__(nbytes, device, name)
         self.holds = False
+        self.source: Slot | Reordered | None = None
         self._last: Event | None = None  # of the copies, each of which comes after the one before
         self._settled = nbytes < PIN_FROM  # whether they are page-locked, or need not be
 
@@ -40,9 +46,15 @@ class Parked(SyncedMemory):
 
     def give(self, view: View, stream: Stream) -> None:
         """Queue on a stream the copy of what is here to where a view is. DeviceError if it fails."""
+        self.refresh()
         with self._lock:
             view.memory.copy_in(view.offset, self._array(view, stream, Intent.READ), stream, self)
             self._last = stream.record()
+
+    def refresh(self) -> None:
+        """Take what somebody has written in the place that the bytes came from. DeviceError if it fails."""
+        if self.holds and self.source is not None:
+            self.source.bring_home()
 
     def _array(self, view: View, stream: Stream, intent: Intent) -> np.ndarray:
         """The bytes on the host, for a copy on that stream, which comes after the last one."""

@@ -17,6 +17,7 @@ from blobmem.memory.travels import travelled
 from blobmem.memory.views import Intent, Side, View
 
 if TYPE_CHECKING:
+    from blobmem.memory.parked import Parked
     from blobmem.memory.synced import SyncedMemory
 
 Form = tuple[int, int, int, Any]
@@ -70,6 +71,9 @@ class Reordered:
 
     Attributes:
         array: the memory of the reordered bytes.
+        on_host: they are turned there, as the device has no room for both orders.
+        home: where these are, in the same order, while others have the array's place and the memory is `away`.
+        newer_than_home: the memory was written since they went there.
     """
 
     def __init__(self, memory: SyncedMemory, turn: Turn, array: SyncedMemory) -> None:
@@ -79,6 +83,9 @@ class Reordered:
         self._form: Form | None = None
         self._start = self._stop = 0
         self.array = array
+        self.on_host = False
+        self.home: Parked | None = None
+        self.newer_than_home = False
 
     @property
     def epoch(self) -> int:
@@ -110,9 +117,13 @@ class Reordered:
             if newer and not (known or anew or follows or replaces):
                 self._settle(memory, stream)
             if not known and intent is not Intent.OVERWRITE:
-                source = memory.access(Side.DEVICE, start, view.nbytes, Intent.READ, stream)
-                target = self.array.access(Side.DEVICE, 0, view.nbytes, Intent.OVERWRITE, stream)
-                self._copy(source, target, form, back=False)
+                if self.on_host:
+                    self._become(State.STALE, form, start, stop)
+                    self._copy_on_host(memory, self.array, back=False)
+                else:
+                    source = memory.access(Side.DEVICE, start, view.nbytes, Intent.READ, stream)
+                    target = self.array.access(Side.DEVICE, 0, view.nbytes, Intent.OVERWRITE, stream)
+                    self._copy(source, target, form, back=False)
                 self._become(State.EQUAL, form, start, stop)
                 memory.epoch += 2  # who writes the memory itself has to say so again
             if intent is not Intent.READ and not (known and newer):
@@ -141,8 +152,10 @@ class Reordered:
                 memory = self._memory()
                 assert memory is not None
                 self._settle(memory, stream)
-        if intent is not Intent.READ and self._state is not State.STALE:
-            self._become(State.STALE, self._form, self._start, self._stop)
+        if intent is not Intent.READ:
+            self.newer_than_home = self.home is not None and self.home.holds
+            if self._state is not State.STALE:
+                self._become(State.STALE, self._form, self._start, self._stop)
 
     def _settle(self, memory: SyncedMemory, stream: Stream | None) -> None:
         """Bring the newer bytes to the memory."""
@@ -151,12 +164,17 @@ class Reordered:
             stream = memory.device.compute_stream()
         state, self._state = self._state, State.EQUAL  # the accesses here are not to come back to this
         try:
-            nbytes = self._stop - self._start
-            memory.reserve(Side.DEVICE, self._stop)
-            source = self.array.access(Side.DEVICE, 0, nbytes, Intent.READ, stream)
-            memory.reordered = None
-            target = memory.access(Side.DEVICE, self._start, nbytes, Intent.OVERWRITE, stream)
-            self._copy(source, target, self._form, back=True)
+            if memory.away or self.on_host:
+                place = self.home if memory.away and self.home is not None else self.array
+                memory.reordered = None
+                self._copy_on_host(memory, place, back=True)
+            else:
+                nbytes = self._stop - self._start
+                memory.reserve(Side.DEVICE, self._stop)
+                source = self.array.access(Side.DEVICE, 0, nbytes, Intent.READ, stream)
+                memory.reordered = None
+                target = memory.access(Side.DEVICE, self._start, nbytes, Intent.OVERWRITE, stream)
+                self._copy(source, target, self._form, back=True)
         except BaseException:
             self._state = state
             raise
@@ -164,6 +182,27 @@ class Reordered:
             memory.reordered = self
         self.array.epoch += 2
         memory.epoch += 2
+
+    def bring_home(self) -> None:
+        """What is at home is about to be used: bring there what somebody has written in the usual order."""
+        memory = self._memory()
+        assert memory is not None
+        with memory.lock:
+            if self.newer_than_home and self.home is not None:
+                self.newer_than_home = False
+                self._copy_on_host(memory, self.home, back=False)
+                memory.epoch += 2  # who writes it has to say so again
+
+    def _copy_on_host(self, memory: SyncedMemory, place: SyncedMemory, back: bool) -> None:
+        """Copy the bytes, turned, from the memory to that place or, `back`, from there."""
+        assert self._form is not None
+        (images, channels, positions, dtype), nbytes = self._form, self._stop - self._start
+        memory.access(Side.HOST, self._start, nbytes, Intent.OVERWRITE if back else Intent.READ)
+        place.access(Side.HOST, 0, nbytes, Intent.READ if back else Intent.OVERWRITE)
+        usual = memory.host_array(self._start, (images, channels, positions), dtype, lend=False)
+        last = place.host_array(0, (images, positions, channels), dtype, lend=False).transpose(0, 2, 1)
+        source, target = (last, usual) if back else (usual, last)
+        target[...] = source
 
     def _copy(self, source: int, target: int, form: Form, back: bool) -> None:
         device = self.array.device

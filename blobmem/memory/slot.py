@@ -12,7 +12,7 @@ import numpy as np
 from blobmem.devices.base import Device, Stream
 from blobmem.errors import BlobmemError
 from blobmem.memory.extents import ZERO
-from blobmem.memory.parked import Parked
+from blobmem.memory.parked import Parked, copy_stream
 from blobmem.memory.synced import SyncedMemory
 from blobmem.memory.views import HEADS, Head, Intent, Side, View, intent_of
 
@@ -30,6 +30,7 @@ class Slot(SyncedMemory):
         moved: how far its epoch is beyond the arena's.
         home: where its bytes are while others have its place, if they are anywhere.
         away: they are there, and whoever uses the slot uses them.
+        newer: it was written since they went there.
 
     BlobmemError for bytes beyond its end, and for an array of the user's in place of its own.
     """
@@ -43,7 +44,7 @@ class Slot(SyncedMemory):
         self._views: weakref.WeakValueDictionary[int, View] = weakref.WeakValueDictionary()
         self.moved = 0
         self.home: Parked | None = None
-        self.away = False
+        self.away = self.newer = False
         self.writer: Any = None
         self.watched = False
         self.shared = False
@@ -147,6 +148,8 @@ class Slot(SyncedMemory):
                 address = self._home.access(side, offset, nbytes, intent, stream)
                 self.moved += self._home.epoch - before
                 return address
+            if self.home is not None and intent != Intent.READ:
+                self.newer = self.home.holds
             if self.reordered is not None:
                 self.reordered.before_access(offset, offset + nbytes, intent_of(intent), stream)
             return self._arena.access(side, at, nbytes, intent, stream)
@@ -163,6 +166,12 @@ class Slot(SyncedMemory):
 
     def copy_in(self, offset: int, array: np.ndarray, stream: Stream, owner: object) -> None:
         self._arena.copy_in(self._at(offset, array.nbytes), array, stream, owner)
+
+    def bring_home(self) -> None:
+        """What is at home is about to be used, or others take the place: bring there what was written since."""
+        if self.newer and self.home is not None:
+            self.newer = False
+            self.home.take(self.view(0, self._size), copy_stream(self.device, True))
 
     def hold_device(self) -> Any:
         if self._home is not None:
@@ -185,6 +194,7 @@ class Slot(SyncedMemory):
                 self._home.clear(offset, nbytes)
                 self.moved += 2
                 return
+            self.newer = self.home is not None and self.home.holds
             if self.reordered is not None:
                 self.reordered.before_access(offset, offset + nbytes, Intent.OVERWRITE, None)
             self._arena.clear(at, nbytes)

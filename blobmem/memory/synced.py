@@ -67,7 +67,7 @@ class SyncedMemory:
         unwritten: no byte has been written since `expect_write`; the next write moves the epoch.
         shared: a mark for those who share memories between nets; nothing here looks at it.
         reordered: bytes that a schedule keeps in another order; whoever accesses them here gets them as they are.
-        away: others have the place of the bytes, which are elsewhere meanwhile; of a `slot.Slot` alone.
+        away: others have the place of the bytes, which are elsewhere meanwhile: a `slot.Slot`'s, or `reordered`.
     """
 
     away = False

@@ -100,7 +100,8 @@ def _specs(call: Call) -> list[ArraySpec | None]:
 def channels_last(calls: Sequence[Call]) -> list[Call]:
     """The calls, those on images rewritten."""
     makers = [_rewriting(call) for call in calls]
-    chosen: set[Place] = set()
+    given = (operand for call in calls for operand in call.present() if operand.form is not None)
+    chosen: set[Place] = {(operand.view.memory, operand.view.offset) for operand in given}
     waiting = [(call, make) for call, make in zip(calls, makers, strict=True) if make is not None]
     for call, _ in waiting:
         if call.op in _SEEDS:

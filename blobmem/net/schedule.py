@@ -142,7 +142,7 @@ class _BoundLast(_Bound):
     """An operand that is kept channels last.
 
     Attributes:
-        is_given: no call writes it, so that it comes in the usual order, which is then on the device too.
+        is_given: it is read before it is written, so that it comes in the usual order, which is then on the device.
     """
 
     __slots__ = ("is_given",)
@@ -462,8 +462,13 @@ class Transfer(Step):
 
     def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         (bound,) = self.order
-        home, out = self.attributes["home"], self.call.op == "evict"
-        (home.take if out else home.give)(bound.operand.view, copy_stream(self.device, out))
+        home, out, operand = self.attributes["home"], self.call.op == "evict", bound.operand
+        view = operand.view
+        if operand.form is not None:
+            reordered = reordered_of(view.memory)
+            reordered.access(view, operand.form, operand.intent, stream)
+            view = reordered.array.view(0, view.nbytes)
+        (home.take if out else home.give)(view, copy_stream(self.device, out))
 
 
 def _nothing() -> None:
@@ -565,10 +570,13 @@ class Schedule:
         self._fused = {
             at: (group.stop, Step(group.call, device, False, Done(), self.streams)) for at, group in found.items()
         }
-        written = {view.memory for call in (*before, *calls) for view in call.writes} if images_last else set()
+        given, written = set[SyncedMemory](), set[SyncedMemory]()
+        for call in (*before, *calls) if images_last else ():
+            given.update(view.memory for view in call.reads if view.memory not in written)
+            written.update(view.memory for view in call.writes)
         for bound in self._bounds():
             if isinstance(bound, _BoundLast):
-                bound.is_given = bound.operand.memory not in written
+                bound.is_given = bound.operand.memory in given
         self._run_of = {position: at for at, group in found.items() for position in range(at, group.stop)}
         self._skipped = {at: group.skipped for at, group in found.items() if group.skipped}
         self._programs: dict[tuple[int, int | None], list[Step]] = {}

@@ -23,6 +23,7 @@ from blobmem.devices import Device
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
+from blobmem.memory.reordered import Form
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.places import Draft
 from blobmem.net.plan.uses import Remade, Uses
@@ -41,7 +42,7 @@ class Candidate:
 
     Attributes:
         memory: what it lies in.
-        operand: all of it, as a call of forward has it.
+        operand: all of it, as a call of forward has it; with a form, if it is kept channels last.
         written: positions of the calls of forward that change it.
         read: positions of the calls of backward that read it.
         until: which of these is the first afterwards.
@@ -90,26 +91,32 @@ def candidates(
     uses = Uses(forward, backward, ops)
     starts = [[unit.start for unit in units] for units in drawn.units]
     own = {life.key: life for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
+    forms: dict[SyncedMemory, set[Form]] = defaultdict(set)
+    for operand in (operand for unit in chain(*drawn.units) for each in unit.calls for operand in each.present()):
+        forms[operand.memory].update(() if operand.form is None else (operand.form,))
     last: dict[SyncedMemory, int] = {}
     for at, each in enumerate(forward):
         last.update((operand.memory, at) for operand in each.present())
     found = []
     for memory, written in uses.written.items():
-        read_at, life = uses.read.get(memory), own.get(memory)
-        if memory not in free or not read_at or life is None or not uses.stays(memory):
+        places = [memory] if memory.reordered is None else [memory, memory.reordered.array]
+        read_at, lives = uses.read.get(memory), [own[place] for place in places if place in own]
+        if memory not in free or not read_at or len(lives) != 1 or not uses.stays(memory):
             continue
-        if memory.reordered is not None and memory.reordered.array in own:  # which is channels last
+        life, form = lives[0], next(iter(forms[memory]), None)
+        if len(forms[memory]) > 1 or (life.key is memory) != (form is None):
             continue
         operands = [operand for at in read_at for operand in backward[at].present() if operand.memory is memory]
         makers = [operand for at in written for operand in forward[at].present() if operand.memory is memory]
         if not all(_is_all(operand, life.nbytes) for operand in (*operands, makers[-1])):
             continue
         size = -(-life.nbytes // ALIGNMENT) * ALIGNMENT
+        maker = dataclasses.replace(makers[-1], form=form)
         left = bisect_right(starts[0], last[memory]) - 1
         for until, at in enumerate(read_at):
             back = len(starts[0]) + bisect_right(starts[1], at) - 1
             if left + 1 < back:
-                found.append(Candidate(memory, makers[-1], written, read_at, until, size, left, back))
+                found.append(Candidate(memory, maker, written, read_at, until, size, left, back))
             left = back
     return found
 
@@ -214,9 +221,9 @@ def evict(
         if memory not in homes:
             homes[memory] = Parked(blob.nbytes, device, f"{memory.name} (evicted)")
             after = joints[0][bisect_left(joints[0], each.written[-1] + 1)]
-            leaving[memory] = _beside(forward[after - 1], "evict", read(blob), homes[memory])
+            leaving[memory] = _beside(forward[after - 1], "evict", _kept_as(each, read(blob)), homes[memory])
             away[after].append(leaving[memory])
-        array = overwrite(Blob(blob.shape, dtype=blob.dtype, device=device, name=memory.name))
+        array = _kept_as(each, overwrite(Blob(blob.shape, dtype=blob.dtype, device=device, name=memory.name)))
         before = joints[1][bisect_right(joints[1], early.get(each, each.read[each.until])) - 1]
         back[before].append(_beside(backward[before], "fetch", array, homes[memory]))
         for at in each.read[each.until :]:
@@ -230,6 +237,10 @@ def evict(
         makers = [*(moved[at] for at in each.written), position[id(leaving[each.memory])]]
         made.append(Remade(array, sorted(makers), 0))
     return Evicted(result, _with(readers, back), made, homes, [array.blob for _, array in fetched])
+
+
+def _kept_as(each: Candidate, operand: Operand) -> Operand:
+    return dataclasses.replace(operand, form=each.operand.form)
 
 
 def _beside(other: Call, op: str, operand: Operand, home: Parked) -> Call:

@@ -174,6 +174,7 @@ class Plan:
         units, lives, lying = drawn.units, drawn.lives, drawn.lying
         offsets, self.nbytes = drawn.layout
         self._homes = dict(homes or {})  # by the slots, once these are there
+        self._tight = bool(homes)
         places = {
             own.key: (own, offset)
             for life, offset in zip(lives.arena, offsets, strict=True)
@@ -224,12 +225,17 @@ class Plan:
             memory = slot = self._slot(own, memory.name)
             if home is not None:
                 slot.home = self._homes[slot] = home
+                home.source = slot
             self.memories.add(memory)
             lying.move(memory)
         self.memories.add(memory)
         if last is not None:
             # where nobody uses the usual order it is made when somebody asks for it, in bytes outside the arena
             memory.reordered = Reordered(memory, turn, self._slot(last, f"{memory.name} (channels last)"))
+            memory.reordered.on_host = own is None and self._tight
+            if own is None and memory in self._homes:
+                home = memory.reordered.home = self._homes[memory]
+                home.source = memory.reordered
         memory.shared = True
         memory.set_writer(self.spent)
         moved.update((life.key, memory) for life, _ in found)
@@ -315,6 +321,8 @@ class Plan:
         """Those of the memories that take turns have no bytes any more."""
         for memory in memories:
             if memory.writer is not self.spent and memory in self.memories:
+                if memory in self._homes:
+                    self._homes[memory].refresh()
                 memory.set_writer(self.spent)
 
     def leave(self, span: Span) -> None:

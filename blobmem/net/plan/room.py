@@ -171,13 +171,15 @@ def _traffic(made: Made) -> int:
 
 def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
     """The calls with as little evicted as makes them fit into the room by their loads; then with more and more, for the
-    gaps in a plan, and at last with all. Each time with what comes back early, and without."""
+    gaps in a plan, and at last with all. Each time with what comes back early, and without. If none can fit, the least.
+    """
     floor = lowest(way.found, way.load)
     target = max(room, floor)
     for _ in range(TRIES):
         chosen = choose(way.found, way.load, target)
         assert chosen is not None
-        yield _without(net, way, chosen, int(EARLY * room))
+        if floor <= room:
+            yield _without(net, way, chosen, int(EARLY * room))
         trial = _without(net, way, chosen)
         yield trial
         if target == floor:

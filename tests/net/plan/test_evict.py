@@ -63,6 +63,16 @@ def simulated(capacity):
     return SimulatedDevice(capacity)
 
 
+def channels_last(capacity):
+    device = EmulatedCuda(capacity)
+    device.channels_last = True
+    return device
+
+
+LAST = pytest.param(channels_last, id="channels last", marks=needs_compiler)
+SIMULATED_OR_LAST = pytest.mark.parametrize("make", [simulated, LAST])
+
+
 def deep(device, **options):
     net = made(DEEP, device, "train", **options)
     net.compiled()
@@ -74,8 +84,8 @@ def twice(net):
 
 
 @functools.cache
-def least_of_deep():
-    return least(simulated, deep)
+def least_of_deep(make=simulated):
+    return least(make, deep)
 
 
 # -------------------------------------------------------------------- the same bits
@@ -85,6 +95,7 @@ SIDES = {
     "lenet": 28, "alexnet": 131, "caffenet": 131, "googlenet": 128, "inception_v3": 139, "resnet50": 96,
     "resnet1001": 32, "squeezenet": 131, "vgg16": 64,
 }  # fmt: skip
+LONG = ["resnet50", "resnet1001", "inception_v3"]  # to plan
 
 
 def model(name, monkeypatch):
@@ -131,9 +142,12 @@ def test_the_models_give_the_same_bits_in_less_memory(monkeypatch, name):
     param = model(name, monkeypatch)
     unlimited, needed, fetched = trained(param, None)
     assert fetched == 0
-    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
-        trained(param, 1)
-    for limit in {max(caught.value.requested, int(needed / times)) for times in (1.5, 2, 4, 8)}:
+    limits = {int(needed / 1.5)}
+    if name not in LONG:
+        with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+            trained(param, 1)
+        limits = {max(caught.value.requested, int(needed / times)) for times in (1.5, 2, 4, 8)}
+    for limit in limits:
         parameters, peak, fetched = trained(param, limit)
         assert peak <= limit < needed and fetched > 0
         assert_same(parameters, unlimited)
@@ -142,8 +156,9 @@ def test_the_models_give_the_same_bits_in_less_memory(monkeypatch, name):
 @pytest.fixture(
     params=[
         pytest.param(simulated, id="simulated"),
-        pytest.param(lambda limit: EmulatedCuda(limit), id="emulated", marks=needs_compiler),
+        LAST,
         pytest.param(lambda limit: EXACT_GPU.values[0](limit=limit), id="cuda", marks=EXACT_GPU.marks),
+        pytest.param(lambda limit: EXACT_GPU.values[0](limit=limit, math="tf32"), id="tf32", marks=EXACT_GPU.marks),
     ]
 )
 def make(request):
@@ -156,7 +171,7 @@ def test_a_deep_net_gives_the_same_bits_at_any_limit(make):
     assert_same(found, trace)
     lowest = least(make, deep)
     assert lowest < (0.7 if make is simulated else 1) * needed  # convolutions of the others have workspaces
-    for limit in np.linspace(lowest, needed - 1, 3, dtype=int):
+    for limit in np.linspace(lowest, needed - 1, 2 + (make is simulated), dtype=int):
         net = deep(make(int(limit)))
         assert net._fetched and net.takes_turns
         assert_same(iterated(net), trace)
@@ -208,7 +223,7 @@ def nets_at_random(draw):
 
 
 @given(nets_at_random(), st.sampled_from([0.0, 0.3, 0.7]), st.sampled_from(ORDERS), st.integers(1, 2))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_any_net_gives_the_same_bits_whoever_is_late(text, part, order, streams):
     """Copies are made when somebody waits for them, and so is what is computed, or at random."""
 
@@ -321,8 +336,9 @@ def away(net):
     return [name for name, blob in net.blobs.items() if blob.data_view.memory.away]
 
 
-def test_what_was_evicted_is_read_and_written_as_ever():
-    nets = [made(DEEP, SimulatedDevice(), "keep"), deep(SimulatedDevice(least_of_deep()))]
+@SIMULATED_OR_LAST
+def test_what_was_evicted_is_read_and_written_as_ever(make):
+    nets = [made(DEEP, make(None), "keep"), deep(make(least_of_deep(make)))]
     for net in nets:
         iterate(net)
         net.run_forward()
@@ -333,6 +349,8 @@ def test_what_was_evicted_is_read_and_written_as_ever():
         blob = net.blobs[name]
         np.testing.assert_array_equal(blob.cpu_data(), kept.blobs[name].cpu_data())
         assert blob.cpu_data() is blob.cpu_data() and blob.data is blob.data
+    forms = [call.operand(0).form for call in net.compiled()[0].calls if call.op == "evict"]
+    assert (sum(map(bool, forms)) > 3) == (make is channels_last)
     traces = []
     for each in nets:
         each.blobs["p"].data[...] *= 1.5  # which the next convolution's gradient reads
@@ -356,14 +374,18 @@ def test_parts_of_passes_give_the_right_numbers_or_none(seed):
     ask_at_random(seed, nets[1], nets[0], names)
 
 
-def test_callbacks_find_what_is_there():
-    """Whoever looks at a blob right after its layer finds it, evicted or not."""
+@SIMULATED_OR_LAST
+def test_callbacks_find_what_is_there(make):
+    """Whoever looks at a blob right after its layer finds it, evicted or not; what is written there is what counts."""
     found = []
-    for net in (made(DEEP, SimulatedDevice(), "keep"), deep(SimulatedDevice(least_of_deep()))):
+    for net in (made(DEEP, make(None), "keep"), deep(make(least_of_deep(make)))):
         seen = []
 
         def look(index, net=net, seen=seen):
             seen += [blob.cpu_data().copy() for blob in net.nodes[index].top]
+            for blob in net.nodes[index].top:
+                if any(blob is net.blobs[name] for name in "cxpy"):
+                    blob.data[...] *= 1.5
 
         net.after_forward(look)
         seen += [*iterate(net), *iterate(net)]
@@ -456,7 +478,6 @@ def test_many_steps(make):
     unlimited = solver(make(None))
     trace, needed = stepped(unlimited), unlimited.net.device.statistics.peak_bytes
     limit = least(make, lambda device: solver(device).step(1))
-    for room_for in (limit, (limit + needed) // 2):
-        tight = solver(make(room_for))
-        assert_same(stepped(tight), trace)
-        assert tight.net._fetched and tight.net.device.statistics.peak_bytes <= room_for
+    tight = solver(make(limit))
+    assert_same(stepped(tight), trace)
+    assert tight.net._fetched and tight.net.device.statistics.peak_bytes <= limit < needed
