@@ -32,7 +32,7 @@ from blobmem.net.plan import (
     update_early,
     with_rooms,
 )
-from blobmem.net.plan.room import Made, fitting
+from blobmem.net.plan.fitting import Made, fitting
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, NeverWhole, SharingGroup, halves
 from blobmem.ops.call import Call, call, memories, overwrite_diff, read

@@ -19,7 +19,7 @@ from blobmem import SimulatedDevice, build_nets
 from blobmem.devices.queues import SimulatedStream
 from blobmem.errors import DeviceError, OutOfDeviceMemory
 from blobmem.net import schedule
-from blobmem.net.plan import arena, room
+from blobmem.net.plan import arena, fitting
 from blobmem.proto.text import read_net
 from blobmem.solvers import updater_for
 
@@ -314,8 +314,8 @@ def test_each_array_travels_once_and_nothing_is_allocated():
 @pytest.mark.parametrize("link, memory", [(1e15, 1.0), (1.0, 1e15)], ids=["a fast link", "a slow one"])
 def test_what_is_cheaper_is_done(monkeypatch, link, memory):
     """To copy, or to make anew, what there is no room for."""
-    monkeypatch.setattr(room, "LINK", link)
-    monkeypatch.setattr(room, "MEMORY", memory)
+    monkeypatch.setattr(fitting, "LINK", link)
+    monkeypatch.setattr(fitting, "MEMORY", memory)
     needed, _ = need(simulated, deep, iterate)
     net = deep(SimulatedDevice((needed + least_of_deep()) // 2))
     usual = deep(SimulatedDevice())
