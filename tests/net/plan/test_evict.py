@@ -171,7 +171,7 @@ def test_a_deep_net_gives_the_same_bits_at_any_limit(make):
     assert_same(found, trace)
     lowest = least(make, deep)
     assert lowest < (0.7 if make is simulated else 1) * needed  # convolutions of the others have workspaces
-    for limit in np.linspace(lowest, needed - 1, 2 + (make is simulated), dtype=int):
+    for limit in np.linspace(lowest, needed - 1, 3 if make is simulated else 1, dtype=int):
         net = deep(make(int(limit)))
         assert net._fetched and net.takes_turns
         assert_same(iterated(net), trace)
