@@ -89,12 +89,12 @@ def test_a_solvers_updates_are_calls_and_gradients_live_until_then():
 
 
 def test_arrays_channels_last_are_rows_of_their_own():
-    train = timelines(MODELS / "lenet" / "solver.prototxt", make_device=DEVICES["cuda"])["planned"][0]
+    train = timelines(MODELS / "caffenet" / "solver.prototxt", make_device=DEVICES["cuda"])["planned"][0]
     names = [row.name for row in train.rows]
-    assert "conv1 (channels last)" in names and "conv1" not in names
-    usual, last = (next(row for row in train.rows if row.name == f"pool2{form}") for form in ("", " (channels last)"))
-    assert usual.offset != last.offset and usual.shape == last.shape == (64, 50, 4, 4)
-    assert "ip1 (scratch)" in names
+    assert "conv3 (channels last)" in names and "conv3" not in names
+    usual, last = (next(row for row in train.rows if row.name == f"pool5{form}") for form in ("", " (channels last)"))
+    assert usual.offset != last.offset and usual.shape == last.shape == (256, 256, 6, 6)
+    assert "fc6 (scratch)" in names
 
 
 @pytest.mark.parametrize("device", DEVICES)
