@@ -115,7 +115,7 @@ class Side:
         self.device = device
         solver = inputs.solver_of(net, device=device, memory="train")
         inputs.fill(solver.net, CLASSES)
-        self.contestant = Contestant(lambda: solver.step(1), waiting(device))
+        self.contestant = Contestant(solver.step, waiting(device), several=solver.step)
         self.ms = self.contestant.warm_up(deadline)
         self.driver = used(device) - before
 

@@ -45,17 +45,22 @@ class Contestant:
         step: queues a step and returns.
         synchronize: waits for all steps.
         groups: ms per step of each group of steps that was timed.
+        several: queues so many steps at once and returns; a solver waits for a loss at the end of each call.
     """
 
     step: Callable[[], Any]
     synchronize: Callable[[], Any]
     groups: list[float] = field(default_factory=list)
+    several: Callable[[int], Any] | None = None
 
     def take(self, steps: int) -> float:
         """Time so many steps, waited for at their end only; ms per step."""
         begin = time.perf_counter()
-        for _ in range(steps):
-            self.step()
+        if self.several is not None:
+            self.several(steps)
+        else:
+            for _ in range(steps):
+                self.step()
         self.synchronize()
         return (time.perf_counter() - begin) * 1e3 / steps
 

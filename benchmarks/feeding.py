@@ -70,7 +70,7 @@ def compare(net: str, args: argparse.Namespace) -> dict[str, Any]:
         constant = inputs.solver_of(inputs.with_inputs(model, batch), device=device)
         inputs.fill(constant.net, CLASSES)
         fed = inputs.solver_of(from_database(model, batch, path), device=device)
-        contestants = [Contestant(solver.step, waiting(device)) for solver in (constant, fed)]
+        contestants = [Contestant(solver.step, waiting(device), several=solver.step) for solver in (constant, fed)]
         ms = max(contestant.warm_up(deadline) for contestant in contestants)
         steps = steps_for(ms, args.steps, args.seconds)
         waited = waiting_time(fed.net)

@@ -19,7 +19,7 @@ SOLVER_STEPS = 5
 
 
 class Ours:
-    """A warmed-up net. `contestant` takes its steps without reading a loss, which is what makes nobody wait.
+    """A warmed-up net. `contestant` takes its steps one by one without reading a loss, which is what makes nobody wait.
 
     Args:
         model, batch: a folder of models/ and the batch size.
@@ -52,7 +52,8 @@ class Ours:
                 inputs.fill(self.net, CLASSES)
                 inputs.fill_weights(self.net)
                 step = self.net.run_forward  # a deploy net has no loss to read
-            self.contestant = Contestant(step, self._synchronize)
+            several = None if self.solver is None else self.solver.step
+            self.contestant = Contestant(step, self._synchronize, several=several)
             self.contestant.take(1)
         self.prepared = time.perf_counter() - begin
         self.step_ms = self.contestant.warm_up(deadline)

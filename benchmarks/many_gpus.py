@@ -131,7 +131,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     with search_clock() as searched:
         solver = inputs.solver_of(inputs.with_inputs(model, int(batch)), device=device)
         inputs.fill(solver.net, CLASSES)
-        contestant = Contestant(solver.step, waiting(device))
+        contestant = Contestant(solver.step, waiting(device), several=solver.step)
         contestant.warm_up(deadline)
     device.statistics.reset_peak()
     for _ in range(args.steps):

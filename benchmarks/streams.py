@@ -34,7 +34,7 @@ class Side:
         self.device.graphs = self.device.graphs and captured
         solver = inputs.solver_of(param, device=self.device, memory=args.memory, backward_streams=streams)
         inputs.fill(solver.net, CLASSES)
-        self.contestant = Contestant(lambda: solver.step(1), waiting(self.device))
+        self.contestant = Contestant(solver.step, waiting(self.device), several=solver.step)
         self.ms = self.contestant.warm_up(deadline)
 
     def result(self) -> dict[str, Any]:

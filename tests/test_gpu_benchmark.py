@@ -39,6 +39,13 @@ def test_contestants_take_turns_and_all_their_steps():
         clock.race([(sides[0], 6)], 2, clock.Deadline(-1))
 
 
+def test_steps_that_can_be_taken_together_are():
+    taken = []
+    side = clock.Contestant(lambda: taken.append(1), int, several=taken.append)
+    clock.race([(side, 6)], 2, clock.Deadline(60))
+    assert taken == [1, 2, 2, 2] and len(side.groups) == 3
+
+
 def test_slow_steps_are_timed_less_often():
     assert [clock.steps_for(ms, 20, 3) for ms in (1, 300, 2000)] == [20, 10, 4]
 
