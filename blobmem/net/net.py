@@ -166,7 +166,8 @@ class Net(Access, Placement, Compilation):
         self.outputs: list[str] = graph.outputs
         # of a Python layer, the user's own object
         self.layers: list[Layer] = [getattr(node.layer, "face", node.layer) for node in self.nodes]
-        self._rewound = [node.layer if node.layer.rewinds else None for node in self.nodes]
+        self._rewound = [(index, node.layer) for index, node in enumerate(self.nodes) if node.layer.rewinds]
+        self._with_losses = [(index, node) for index, node in enumerate(self.nodes) if node.losses]
         self._prepared = [node for node in self.nodes if type(node.layer).prepare is not Layer.prepare]
         self._dynamic = [index for index, node in enumerate(self.nodes) if node.layer.dynamic]
         self.layer_names: list[str] = [node.layer.name for node in self.nodes]
@@ -398,11 +399,11 @@ class Net(Access, Placement, Compilation):
         """What `run` does of a pass, as a new one; see `start_forward`."""
         self.state.iteration += 1
         # another try takes the same records and makes the same random draws
-        carried = [(layer, layer.state_dict()) for layer in self._rewound[first : last + 1] if layer is not None]
+        carried = [(layer, layer.state_dict()) for index, layer in self._rewound if first <= index <= last]
         begun = Begun(self, carried, span)
         try:
             run()
-            losses = [loss for node in self.nodes[first : last + 1] for loss in node.losses]
+            losses = [loss for index, node in self._with_losses if first <= index <= last for loss in node.losses]
             begun.read = self._loss_reader.read(self.device, losses)
         except BaseException:
             begun.take_back()
