@@ -19,25 +19,7 @@ def resnet50_v2(deploy: bool) -> Net:
         for index in range(depth):
             block = f"res{stage}{'abcdef'[index]}"
             stride = 2 if index == 0 and stage > 2 else 1
-            blob = _block(net, block, blob, channels, stride, project=index == 0)
+            blob = net.preactivated(block, blob, channels, (1, stride), project=index == 0)
     blob = net.pool("pool5", net.activation("last", "", blob), AVE)
     net.head(net.fc("fc1000", blob, 1000, weight=gaussian(0.01)))
     return net
-
-
-def _block(net: Net, block: str, bottom: str, channels: int, stride: int, project: bool) -> str:
-    """A bottleneck: 1x1, 3x3, 1x1 with four times the channels, each behind its activation, and added to the input.
-
-    Where the block projects its input, the projection reads what the first activation gives; that one is in place then.
-    """
-
-    def conv(part: str, source: str, outputs: int, kernel: int, stride: int = 1) -> str:
-        name = f"{block}_{part}"
-        return net.conv(name, source, outputs, kernel, stride=stride, pad=kernel // 2, weight=MSRA, bias=None)
-
-    blob = net.activation(block, "1", bottom, top=None if project else f"{block}_bn1")
-    shortcut = conv("shortcut", blob, 4 * channels, 1, stride) if project else bottom
-    blob = conv("conv1", blob, channels, 1)
-    blob = conv("conv2", net.activation(block, "2", blob), channels, 3, stride)
-    blob = conv("conv3", net.activation(block, "3", blob), 4 * channels, 1)
-    return net.layer(block, "Eltwise", [shortcut, blob], block)

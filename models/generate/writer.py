@@ -277,6 +277,26 @@ class Net:
         blob = self.batch_norm(f"{block}_bn{part}", f"{block}_scale{part}", bottom, top=top)
         return self.relu(f"{block}_relu{part}", blob)
 
+    def preactivated(self, block: str, bottom: str, channels: int, strides: tuple[int, int], project: bool) -> str:
+        """A bottleneck (He et al. 2016): 1x1, 3x3, 1x1 with four times the channels, each behind its activation, and
+        added to the input. The first two have the strides.
+
+        Where the block projects its input, the projection reads what the first activation gives; that one is in place
+        then.
+        """
+
+        def conv(part: str, source: str, outputs: int, kernel: int, stride: int = 1) -> str:
+            name = f"{block}_{part}"
+            return self.conv(name, source, outputs, kernel, stride=stride, pad=kernel // 2, weight=MSRA, bias=None)
+
+        first, second = strides
+        blob = self.activation(block, "1", bottom, top=None if project else f"{block}_bn1")
+        shortcut = conv("shortcut", blob, 4 * channels, 1, first * second) if project else bottom
+        blob = conv("conv1", blob, channels, 1, first)
+        blob = conv("conv2", self.activation(block, "2", blob), channels, 3, second)
+        blob = conv("conv3", self.activation(block, "3", blob), 4 * channels, 1)
+        return self.layer(block, "Eltwise", [shortcut, blob], block)
+
     def concat(self, name: str, bottoms: Sequence[str]) -> str:
         """Along the channels."""
         return self.layer(name, "Concat", bottoms, name)
