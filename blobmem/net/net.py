@@ -603,7 +603,7 @@ class Net(Access, Placement, Compilation):
 
     def losses(self) -> list[Blob]:
         """The blobs that are losses."""
-        return [blob for node in self.nodes for blob, _ in node.losses]
+        return [blob for _, node in self._with_losses for blob, _ in node.losses]
 
     def reseed(self, seed: int) -> None:
         """Make random draws a function of another seed from now on; parameters stay as they are."""

@@ -283,7 +283,7 @@ class Solver:
         self._losses.extend(begun.wait() for *_, begun in late[:-count])
         for self._iter, self.updater.rate.current_step, begun in reversed(late[-count:]):
             begun.take_back()
-        self.net.device.synchronize()
+        self.net.device.synchronize()  # which raises what was found, unless another thread has been told
         raise NetError(
             f"{self.net.identity}: iteration {self._iter} was left out, as another thread was told of a bad value that "
             "was found on this device meanwhile: run it again"
