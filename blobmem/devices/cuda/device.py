@@ -22,6 +22,8 @@ from blobmem.errors import DeviceError
 
 MATHS = ("fp32", "tf32")
 
+_LARGE = 64 << 20  # bytes, of which it is found out first whether the card has them
+
 
 class CudaDevice(Device):
     """A GPU, through the CUDA context that is current when this is made, or the GPU's primary one.
@@ -130,8 +132,11 @@ class CudaDevice(Device):
         statistics = self.statistics
         if self.limit is not None and self._committed + needed > self.limit:
             return 0
-        if self.reserve and self.context.memory_info()[0] < needed + self.reserve:
-            return 0
+        if self.reserve or needed >= _LARGE:
+            free, total = self.context.memory_info()
+            # asked for more than it has, a driver takes all there is before it refuses, with others at work on the card
+            if needed > (free - self.reserve if self.reserve or self.allocator == "pool" else total):
+                return 0
         try:
             address = call()
         except NoRoom:

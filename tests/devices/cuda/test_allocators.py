@@ -113,6 +113,17 @@ def test_a_limit_counts_both_while_it_moves_and_what_was_cut_off(cuda, name):
     device.free(device.allocate(6000))
 
 
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_a_driver_is_not_asked_for_more_than_the_card_has(cuda, name, monkeypatch):
+    device = CudaDevice(allocator=name)
+    address, cuda.capacity = device.allocate(MIB, "a"), 100 * MIB
+    monkeypatch.setattr(cuda, "_new", None)
+    for take in (lambda: device.allocate(101 * MIB), lambda: device.grow(address, MIB, 102 * MIB)):
+        with pytest.raises(OutOfDeviceMemory):
+            take()
+    assert device.statistics.bytes_held == MIB
+
+
 @pytest.mark.parametrize("name", MOVING)
 def test_a_full_card_changes_nothing(cuda, name):
     device = CudaDevice(allocator=name)
