@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,22 @@ from blobmem.ops.call import Call, call, memories, overwrite_diff, read
 from blobmem.ops.registry import table
 
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
+
+_OF_SHAPES = "_schedules", "_plan", "_parts", "_folded", "_follower", "_first_update", "streams", "open_streams"
+
+
+class _Planned(NamedTuple):
+    """What a net was compiled to for other shapes, where arrays take turns.
+
+    Attributes:
+        shapes: of its blobs.
+        internals: the arrays that layers have beside them, with their shapes.
+        state: attributes of `Compilation`, `_OF_SHAPES`.
+    """
+
+    shapes: list[tuple[int, ...]]
+    internals: list[tuple[Blob, tuple[int, ...]]]
+    state: dict[str, Any]
 
 
 class Compilation:
@@ -82,6 +98,7 @@ class Compilation:
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._images_last: bool | None = None  # how they keep images; decided when the first are made
         self._recent: list[tuple[Schedule, Schedule]] = []  # those for other shapes, the last ones at the end
+        self._planned: list[_Planned] = []  # in their place where arrays take turns; the present one, too
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], Span] = {}
         self._updates: Sequence[Call] | None = None  # a solver's, which its backward passes carry out
@@ -157,9 +174,12 @@ class Compilation:
     @uncollected()
     def _compile(self) -> tuple[Schedule, Schedule]:
         this: Any = self
-        self._end_plan()
         self._put_aside()
+        self._leave_plan()
         self._shapes = self._present_shapes()
+        planned = self._planned_before()
+        if planned is not None:
+            return planned
         made = self._made()
         if self._arena is not None:
             made = fitting(this, made)
@@ -173,6 +193,7 @@ class Compilation:
             self._miss_absent()
         self._note_updates(schedules[1])
         self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
+        self._note_plan()
         return schedules
 
     def _made(self, times: float = 1, streams: int = 0) -> Made:
@@ -253,16 +274,36 @@ class Compilation:
                     memory.trim()
 
     def _put_aside(self) -> None:
-        """Keep the present schedules, if there are any, for when their shapes come back.
-
-        Not where arrays take turns: their places are others each time that a net is planned.
-        """
-        if self._schedules is not None and self._arena is None:
+        """Keep the present schedules, if there are any, for when their shapes come back (`_note_plan` keeps plans)."""
+        if self._schedules is not None:
             for schedule in self._schedules:
                 schedule.put_aside()
-            self._recent = [*self._recent, self._schedules][-_RECENT:]
+            if self._arena is None:
+                self._recent = [*self._recent, self._schedules][-_RECENT:]
         self._recent = [pair for pair in self._recent if pair[0].device is self.device]
         self._schedules = None
+
+    def _note_plan(self) -> None:
+        """Keep what was planned for when its shapes come back, unless it takes bytes of the host."""
+        if self._plan is not None and not self._stale and not self._plan.evicts:
+            state = {name: getattr(self, name) for name in _OF_SHAPES}
+            internals = [(blob, blob.shape) for blob in self.internals.values()]
+            others = [each for each in self._planned if each.shapes != self._shapes]
+            self._planned = [*others, _Planned(self._shapes, internals, state)][-1 - _RECENT :]
+
+    def _planned_before(self) -> tuple[Schedule, Schedule] | None:
+        """What was planned for the present shapes, which holds again; None if there is nothing that does."""
+        for each in self._planned if not self._stale else []:
+            if each.shapes == self._shapes and each.state["_plan"].has_room:
+                self._planned = [*(other for other in self._planned if other is not each), each]
+                for blob, shape in each.internals:
+                    blob.reshape(shape)
+                vars(self).update(each.state, _schedules=None, _spans={})
+                each.state["_plan"].resume()
+                self._miss_absent()
+                self._schedules = each.state["_schedules"]  # last, as in `_compile`
+                return self._schedules
+        return None
 
     def _had_before(self, forward: list[Call], backward: list[Call]) -> tuple[Schedule, Schedule] | None:
         """The schedules that these calls were before, with what has been captured of them."""
@@ -382,6 +423,11 @@ class Compilation:
         self.memory, self._arena, self._schedules, self._updates = "keep", None, None, None
 
     def _end_plan(self) -> None:
+        """Plan anew, whatever was planned before, for other shapes too."""
+        self._planned = []
+        self._leave_plan()
+
+    def _leave_plan(self) -> None:
         """Give all blobs memories of their own again, in which nothing is."""
         this: Any = self
         if self._plan is not None or self._parts is not None or self._folded is not None:
@@ -431,7 +477,7 @@ class Compilation:
         now = moves()
         if now != self._shapes_seen:  # some blob, perhaps of this net, has another shape or place
             if self._plan is not None and self._schedules is not None and not self._plan.fits(self._schedules):
-                self._schedules = None
+                self._schedules, self._planned = None, []
             if self._shapes == self._present_shapes():
                 self._shapes_seen = now
             else:

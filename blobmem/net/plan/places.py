@@ -21,7 +21,7 @@ from blobmem.net.plan.arena import Layout, layout
 from blobmem.net.plan.liveness import Lifetime, Lifetimes, lifetimes
 from blobmem.net.plan.streams import kept_until
 from blobmem.net.plan.uses import Remade
-from blobmem.net.sharing import Halves, Spent, halves
+from blobmem.net.sharing import Bind, Halves, Spent, halves
 from blobmem.ops.call import memories
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ class Plan:
         }
         self.tenants: list[_Tenant] = []
         self.memories: set[SyncedMemory] = set()
+        self._binds: list[tuple[SyncedMemory, Sequence[Bind]]] = []  # puts into each of these what of the net is there
         self._ran: dict[SyncedMemory, int] = {}  # of what makes an array anew, how many have run, in their order
         self._times: list[tuple[int, list[tuple[int, int]]]] = []  # of each schedule: its first step, its units
         try:
@@ -236,6 +237,8 @@ class Plan:
             if own is None and memory in self._homes:
                 home = memory.reordered.home = self._homes[memory]
                 home.source = memory.reordered
+        if lying is not None:
+            self._binds.append((memory, lying.binds))
         memory.shared = True
         memory.set_writer(self.spent)
         moved.update((life.key, memory) for life, _ in found)
@@ -343,6 +346,24 @@ class Plan:
                 fresh = SyncedMemory(0, memory.device, memory.name)
                 fresh.shared, fresh.writer = True, self.spent
                 lying.move(fresh)
+
+    @property
+    def evicts(self) -> bool:
+        """Whether bytes of the host are kept for what it evicts."""
+        return bool(self._homes)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the device may hold it, whatever else it holds by now."""
+        return self.arena.device.most_bytes is None or self.nbytes <= self.arena.gpu_capacity
+
+    def resume(self) -> None:
+        """Put the net's arrays, which have the shapes they had before the plan ended, where they were; no bytes come
+        back."""
+        for memory, binds in self._binds:
+            for bind in binds:
+                bind(memory)
+        self._ran.clear()
 
 
 def _bound(schedules: Iterable[Schedule]) -> Iterator[SyncedMemory]:
