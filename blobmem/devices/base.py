@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -45,6 +45,11 @@ class Statistics:
     def snapshot(self) -> Statistics:
         """A copy as of now."""
         return dataclasses.replace(self)
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Count so many more in these fields."""
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
 
     def reset_peak(self) -> None:
         """Let the peak start again from what is held now."""

@@ -153,7 +153,7 @@ class Reordered:
                 assert memory is not None
                 self._settle(memory, stream)
         if intent is not Intent.READ:
-            self.newer_than_home = self.home is not None and self.home.holds
+            self.newer_than_home = self.home is not None and self.home.outdate()
             if self._state is not State.STALE:
                 self._become(State.STALE, self._form, self._start, self._stop)
 

@@ -27,7 +27,7 @@ class Slot(SyncedMemory):
 
     Attributes:
         place: its bytes in the arena.
-        moved: how far its epoch is beyond the arena's.
+        moved: how far its epoch is beyond the arena's and its home's.
         home: where its bytes are while others have its place, if they are anywhere.
         away: they are there, and whoever uses the slot uses them.
         newer: it was written since they went there.
@@ -66,12 +66,17 @@ class Slot(SyncedMemory):
 
     @property
     def epoch(self) -> int:
-        """The arena's, and what else has happened to this slot: a change of that moves no other one's."""
-        return self._arena.epoch + self.moved
+        """The arena's, and what else has happened to this slot and its home: a change of that moves no other one's."""
+        return self._arena.epoch + self._beyond
 
     @epoch.setter
     def epoch(self, value: int) -> None:
-        self.moved = value - self._arena.epoch
+        self.moved += value - self.epoch
+
+    @property
+    def _beyond(self) -> int:
+        """How far its epoch is beyond the arena's."""
+        return self.moved if self.home is None else self.moved + self.home.epoch
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -144,12 +149,9 @@ class Slot(SyncedMemory):
         at = self._at(offset, nbytes)
         with self._lock:
             if self._home is not None:
-                before = self._home.epoch
-                address = self._home.access(side, offset, nbytes, intent, stream)
-                self.moved += self._home.epoch - before
-                return address
+                return self._home.access(side, offset, nbytes, intent, stream)
             if self.home is not None and intent != Intent.READ:
-                self.newer = self.home.holds
+                self.newer = self.home.outdate()
             if self.reordered is not None:
                 self.reordered.before_access(offset, offset + nbytes, intent_of(intent), stream)
             return self._arena.access(side, at, nbytes, intent, stream)
@@ -194,16 +196,16 @@ class Slot(SyncedMemory):
                 self._home.clear(offset, nbytes)
                 self.moved += 2
                 return
-            self.newer = self.home is not None and self.home.holds
+            self.newer = self.home is not None and self.home.outdate()
             if self.reordered is not None:
                 self.reordered.before_access(offset, offset + nbytes, Intent.OVERWRITE, None)
             self._arena.clear(at, nbytes)
 
     def is_cleared_since(self, epoch: int, offset: int, nbytes: int) -> bool:
-        return self._arena.is_cleared_since(epoch - self.moved, self._at(offset, nbytes), nbytes)
+        return self._arena.is_cleared_since(epoch - self._beyond, self._at(offset, nbytes), nbytes)
 
     def refill(self, epoch: int, offset: int, nbytes: int) -> bool:
-        return self._arena.refill(epoch - self.moved, self._at(offset, nbytes), nbytes)
+        return self._arena.refill(epoch - self._beyond, self._at(offset, nbytes), nbytes)
 
     def fetch(self) -> None:
         self.access(Side.HOST, 0, self.place.nbytes, Intent.READ)

@@ -22,11 +22,12 @@ from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import moves
 from blobmem.memory.reordered import turned_later
 from blobmem.memory.slot import Slot
-from blobmem.net.lanes import Lanes, in_turn, launch, make, prepare
+from blobmem.net.lanes import OUT, Lanes, in_turn, launch, make, prepare
 from blobmem.ops.call import Operand
 from blobmem.ops.host.random import Draws
 
 if TYPE_CHECKING:
+    from blobmem.memory.parked import Parked
     from blobmem.net.schedule import Step
 
 log = logging.getLogger("blobmem")
@@ -67,13 +68,10 @@ def why_eager(found: Iterable[Step | Captured | Lanes], device: Device) -> dict[
 def _runs(program: Iterable[Step]) -> Iterable[list[Step]]:
     run: list[Step] = []
     seen: dict[SyncedMemory, _Lying] = {}
-    coming: set[SyncedMemory] = set()  # what is copied meanwhile: a graph waits at its beginning for all that it uses
     for step in program:
-        used = {bound.operand.memory for bound in step.order}
-        if run and (step.eager or run[-1].eager or not _allow(seen, step) or not coming.isdisjoint(used)):
+        if run and (step.eager or run[-1].eager or not _allow(seen, step)):
             yield run
             run, seen = [], {}
-        coming = coming | used if step.call.op == "fetch" else coming - used
         run.append(step)
         _add(seen, step)
     if run:
@@ -147,6 +145,7 @@ class _Graph(NamedTuple):
         begun: of each memory with a sum that it overwrites, where that is; None if others lie there, too.
         varied: the steps whose numbers are others at each launch, what stands for the device to them, their arguments.
         told: what the numbers of each of these were a function of at the last launch.
+        taking: what it copies bytes of the device to.
     """
 
     native: Any
@@ -155,6 +154,7 @@ class _Graph(NamedTuple):
     begun: dict[SyncedMemory, tuple[int, int]] | None
     varied: list[tuple[Step, Any, list[Any]]]
     told: list[Any]
+    taking: list[Parked]
 
     def launch(self) -> None:
         """Queue it, with the numbers that steps would run with now."""
@@ -164,7 +164,11 @@ class _Graph(NamedTuple):
                 self.told[index] = state
                 told.again()
                 step.launch(arguments)
+        for home in self.taking:
+            home.holds = False  # should this fail
         self.native.launch()
+        for home in self.taking:
+            home.holds = True
 
 
 class Captured:
@@ -292,7 +296,7 @@ class Captured:
                     varied.append((step, told, arguments))
                     step.launch(arguments)
                 else:
-                    step.launch()
+                    step.launch_in(graph)
 
             self._lanes.each(steps, turned, one)
 
@@ -314,7 +318,8 @@ class Captured:
         self._remember(steps, within, stream, scratch)
         fresh = [not step.attributes["accumulate"] for step in self._adding]
         told = [_state_of(step) for step, _, _ in varied]
-        self._graphs[before] = graph = _Graph(native, fresh, turned, self._begun(fresh), varied, told)
+        taking = [step.home for step in steps if step.home is not None and step.copies == OUT]
+        self._graphs[before] = graph = _Graph(native, fresh, turned, self._begun(fresh), varied, told, taking)
         graph.launch()
         self._leave(graph)
         return True
@@ -341,10 +346,10 @@ class Captured:
     ) -> None:
         """What the graphs rely on."""
         self._taken, self._turned = steps, turned
-        # the accesses to each keeper: numbers of the step and, in its order, the operand; the scratch comes last
+        # the accesses to each keeper: numbers of the step and, in its order, the operand; what is beside comes last
         self._uses: dict[SyncedMemory, list[tuple[int, int]]] = {}
         for number, step in enumerate(steps):
-            found = [bound.keeper for bound in step.order] + [step.room or scratch[step.lane]] * step.takes_scratch
+            found = [*(bound.keeper for bound in step.order), *step.beside(scratch)]
             for at, keeper in enumerate(found):
                 self._uses.setdefault(keeper, []).append((number, at))
         within = set[SyncedMemory]().union(*turned)
@@ -443,11 +448,7 @@ class Captured:
         for number, at in sorted({use for keeper in changed for use in self._uses.get(keeper, ())}):
             step = self._taken[number]
             if at == len(step.order):
-                room = step.room
-                if room is None:
-                    assert self._scratch is not None
-                    room = self._scratch[step.lane]
-                step.access_scratch(room, stream)
+                step.access_beside(self._scratch, stream)
                 continue
             bound, begins = step.order[at], False
             if step in begun:

@@ -1,19 +1,21 @@
-"""Steps of a schedule that are queued on two streams: in which order, and which of them wait for which.
+"""Steps of a schedule that are queued on several streams: in which order, and which of them wait for which.
 
-Two steps may run at a time unless they use the same bytes and one of them writes there; such ones run in the order of
-the schedule. That is found from the addresses that they have, whoever put the arrays there: a plan, in which arrays
-take turns, says where they lie so that there is little to wait for, and is not relied on.
+These are two that compute and, in graphs, two that copy, one each way. Two steps may run at a time unless they use the
+same bytes and one of them writes there; such ones run in the order of the schedule. That is found from the addresses
+that they have, whoever put the arrays there: a plan, in which arrays take turns, says where they lie so that there is
+little to wait for, and is not relied on.
 
 To everybody else it is all on the first stream: steps are accessed for that one, before any of them is queued; the
-second stream begins after what is queued there by then, and at the end the first one waits for the second. What an
-access turns over (`net.captured`) is turned on the stream of its step.
+others begin after what is queued there by then, and at the end the first one waits for them. What an access turns over
+(`net.captured`) is turned on the stream of its step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +23,14 @@ import numpy as np
 from blobmem.devices import Device, Event, Stream
 from blobmem.errors import DeviceError
 from blobmem.memory import SyncedMemory
+from blobmem.memory.parked import copy_stream
 from blobmem.memory.reordered import turned_later
 
 if TYPE_CHECKING:
     from blobmem.net.schedule import Step
+
+MAIN, SIDE, OUT, IN = range(4)
+"""Numbers of streams: the first, the second, those of copies from the device and to it."""
 
 Turns = list[tuple[Any, ...]]
 """Of each array that is to be turned over, `memory.reordered.Turn` and its arguments."""
@@ -33,29 +39,35 @@ Place = tuple[int, int, bool]
 """Addresses [start, stop) that a step uses, and whether it writes there."""
 
 
-def waits(lanes: Sequence[int], places: Sequence[Sequence[Place]]) -> list[int]:
-    """For each step the position of the step of the other stream that it waits for; -1 if it need not.
+def waits(lanes: Sequence[int], places: Sequence[Sequence[Place]]) -> list[list[int]]:
+    """For each step the positions of those of other streams that it waits for, at most one of each stream.
 
-    Streams are in order: it has then come after all steps before that one, too. What an earlier wait has seen to is not
-    waited for again.
+    Streams are in order: it has then come after all steps before these, too, and after what they waited for. What an
+    earlier wait has seen to is not waited for again.
 
     Args:
-        lanes: of each step, the number of its stream, 0 or 1.
+        lanes: of each step, the number of its stream.
         places: what each uses.
     """
     edges = sorted({edge for used in places for start, stop, _ in used if start < stop for edge in (start, stop)})
     piece = {edge: at for at, edge in enumerate(edges)}
+    number = max(lanes, default=0) + 1
     # of each stream, for each piece between two edges: the last step that used it, the last that wrote it
-    last_use, last_write = (np.full((2, len(edges)), -1) for _ in range(2))
-    known = [-1, -1]
-    result = []
+    last_use, last_write = (np.full((number, len(edges)), -1) for _ in range(2))
+    known = [np.full(number, -1) for _ in range(number)]  # by each stream: the last steps of all that it comes after
+    known_at: list[np.ndarray] = []  # by each step
+    result: list[list[int]] = []
     for at, (lane, used) in enumerate(zip(lanes, places, strict=True)):
         spans = [(slice(piece[start], piece[stop]), writes) for start, stop, writes in used if start < stop]
-        after = max(
-            (int((last_use if writes else last_write)[1 - lane, span].max()) for span, writes in spans), default=-1
-        )
-        result.append(after if after > known[lane] else -1)
-        known[lane] = max(known[lane], after)
+        found = [(last_use if writes else last_write)[:, span].max(axis=1) for span, writes in spans]
+        wanted = np.max([np.full(number, -1), *found], axis=0)
+        result.append([])
+        for after in sorted(wanted.tolist(), reverse=True):
+            if after >= 0 and lanes[after] != lane and after > known[lane][lanes[after]]:
+                result[-1].append(after)
+                known[lane] = np.maximum(known[lane], known_at[after])
+        known[lane][lane] = at
+        known_at.append(known[lane].copy())
         for span, writes in spans:
             last_use[lane, span] = at
             if writes:
@@ -107,7 +119,7 @@ def _places(turns: Turns) -> Iterable[Place]:
 
 
 class Lanes:
-    """Steps on two streams, none of which is the host's.
+    """Steps on several streams, none of which is the host's.
 
     Args:
         steps: in order.
@@ -124,9 +136,11 @@ class Lanes:
         self.steps = list(steps)
         self._device, self._within = device, within
         self._two = len({step.lane for step in steps}) > 1
+        found = {step.copies or step.lane for step in steps}
+        self._others = sorted(found - {MAIN}) if len(found) > 1 else []
         self._accessed: tuple[Any, ...] = ()
         self._places: list[list[Place]] = []
-        self._waits: list[int] = []
+        self._waits: list[list[int]] = []
         self._turned: Sequence[Turns] | None = None  # before the steps of the last run, if they ran beside each other
 
     def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
@@ -156,18 +170,20 @@ class Lanes:
 
     def each(self, steps: Sequence[Step], turned: Sequence[Turns], queue: Callable[[Step], None]) -> None:
         """Have each of the steps, which were prepared, queued by `queue`, on its stream and after what it waits for."""
-        main, side = self._device.compute_stream(), self._device.side_stream() if self._two else None
-        if main is None or side is None:
+        main = self._device.compute_stream()
+        if main is None or not self._others:
             in_turn(steps, turned, queue)
             return
+        streams = {MAIN: main} | {lane: self._stream(lane) for lane in self._others}
         after = self._order(steps, turned)
-        wanted, ends, now = {*after}, dict[int, Event](), main
-        side.wait(main.record())
+        wanted, ends, now, begun = {*chain(*after)}, dict[int, Event](), main, main.record()
+        for lane in self._others:
+            streams[lane].wait(begun)
         try:
             for at, step in enumerate(steps):
-                stream = side if step.lane else main
-                if after[at] >= 0:
-                    stream.wait(ends.pop(after[at]))
+                stream = streams[step.copies or step.lane]
+                for other in after[at]:
+                    stream.wait(ends[other])
                 if stream is not now:
                     self._device.queue_on(now := stream)
                 make(turned[at])
@@ -176,20 +192,30 @@ class Lanes:
                     ends[at] = stream.record()
         except BaseException:
             with contextlib.suppress(DeviceError):  # what was raised first says more
-                self._join(main, side)
+                self._join(streams)
             raise
-        self._join(main, side)
+        self._join(streams)
 
-    def _join(self, main: Stream, side: Stream) -> None:
+    def _stream(self, lane: int) -> Stream:
+        if lane != SIDE:
+            return copy_stream(self._device, lane == OUT)
+        side = self._device.side_stream()
+        assert side is not None
+        return side
+
+    def _join(self, streams: Mapping[int, Stream]) -> None:
+        main = streams[MAIN]
         self._device.queue_on(main)
-        main.wait(side.record())
+        for lane in self._others:
+            main.wait(streams[lane].record())
 
-    def _order(self, steps: Sequence[Step], turned: Sequence[Turns]) -> list[int]:
+    def _order(self, steps: Sequence[Step], turned: Sequence[Turns]) -> list[list[int]]:
         """What each waits for, worked out anew where any of them uses other bytes."""
         accessed = [step.accessed for step in steps], turned
         if accessed != self._accessed:
             places = [[*step.places(), *_places(turns)] for step, turns in zip(steps, turned, strict=True)]
             if places != self._places:
-                self._places, self._waits = places, waits([step.lane for step in steps], places)
+                lanes = [step.copies or step.lane for step in steps]
+                self._places, self._waits = places, waits(lanes, places)
             self._accessed = accessed
         return self._waits

@@ -13,17 +13,17 @@ import numpy as np
 from blobmem import memory as memory_package
 from blobmem.devices import HOST, Device, Stream
 from blobmem.dtypes import exact, is_half
-from blobmem.errors import NetError, OutOfDeviceMemory
+from blobmem.errors import DeviceError, NetError, OutOfDeviceMemory
 from blobmem.memory import Intent, Side, SyncedMemory, View
 from blobmem.memory.blob import moves
-from blobmem.memory.parked import copy_stream
+from blobmem.memory.parked import Parked, copy_stream
 from blobmem.memory.reordered import extent
 from blobmem.memory.slot import Slot
 from blobmem.memory.synced import shrinks
 from blobmem.memory.workspace import workspace, workspaces
 from blobmem.net.captured import Captured, pieces, why_eager
 from blobmem.net.fusion import Group, groups
-from blobmem.net.lanes import Lanes, Place
+from blobmem.net.lanes import IN, OUT, Lanes, Place
 from blobmem.net.layouts import channels_last, reordered_of
 from blobmem.ops.call import Call, Operand, begins_sum
 from blobmem.ops.registry import ArraySpec, Op, table
@@ -207,7 +207,12 @@ class Step:
     Attributes:
         lane: the number of the stream that it is queued on, of `streams`.
         accessed: how often it had to look where what it uses is.
+        home: what of the host it copies from or to, if it does nothing else.
+        copies: the number of its copy stream then (`lanes`), else 0.
     """
+
+    home: Parked | None = None
+    copies = 0
 
     __slots__ = (
         "accessed",
@@ -359,6 +364,10 @@ class Step:
                 raise
             raise NetError(f"{place}: {error}") from error
 
+    def launch_in(self, graph: Any) -> None:
+        """Queue the call, which was prepared, while that graph is captured."""
+        self.launch()
+
     def _views(self) -> list[View]:
         return [bound.operand.view for bound in self.order]
 
@@ -427,6 +436,20 @@ class Step:
         ]
         return [*found, (self.scratch_at, self.scratch_at + self.scratch, True)] if self.takes_scratch else found
 
+    def beside(self, scratch: Sequence[SyncedMemory]) -> list[SyncedMemory]:
+        """What it uses besides its operands, given this thread's workspaces."""
+        if self.home is not None:
+            return [self.home]
+        return [self.room or scratch[self.lane]] if self.takes_scratch else []
+
+    def access_beside(self, scratch: Sequence[SyncedMemory] | None, stream: Stream | None) -> None:
+        """Access that; workspaces are None where it takes none of them."""
+        room = self.room
+        if room is None:
+            assert scratch is not None
+            room = scratch[self.lane]
+        self.access_scratch(room, stream)
+
     def access_scratch(self, memory: SyncedMemory, stream: Stream | None) -> Any:
         if not self.scratch:
             return self.device.as_array(0, (0,), np.uint8)
@@ -441,15 +464,21 @@ class Step:
 class Transfer(Step):
     """A call that copies an array of the device to where it is parked (`evict`) or back (`fetch`), beside the others.
 
-    Its keyword `home` is a `memory.parked.Parked`. Nobody waits here: what uses the bytes next does.
+    Its keyword `home` is a `memory.parked.Parked`. Run by itself it is queued on a copy stream, and nobody waits here:
+    what uses the bytes next does. Prepared, it is a call like any other.
     """
 
-    __slots__ = ()
+    __slots__ = ("copies", "home")
 
     OPS = frozenset({"evict", "fetch"})
 
+    def __init__(self, call: Call, device: Device, on_host: bool, done: Done, streams: int = 1) -> None:
+        super().__init__(call, device, on_host, done, streams)
+        self.home: Parked = self.attributes["home"]
+        self.copies = OUT if call.op == "evict" else IN
+
     def _op_of(self, call: Call, family: str) -> Op:
-        return Op(str(call.op), _nothing, family=family, captures=False)
+        return Op(str(call.op), _nothing, family=family)
 
     @property
     def repeats(self) -> bool:
@@ -457,18 +486,42 @@ class Transfer(Step):
 
     def needs(self) -> Iterable[Need]:
         yield from super().needs()
-        (bound,) = self.order
-        yield Need(self.attributes["home"], Side.HOST, bound.operand.view.nbytes)
+        yield Need(self.home.block, Side.HOST, self.home.block.size)
 
     def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         (bound,) = self.order
-        home, out, operand = self.attributes["home"], self.call.op == "evict", bound.operand
+        operand, out = bound.operand, self.copies == OUT
         view = operand.view
         if operand.form is not None:
             reordered = reordered_of(view.memory)
             reordered.access(view, operand.form, operand.intent, stream)
             view = reordered.array.view(0, view.nbytes)
-        (home.take if out else home.give)(view, copy_stream(self.device, out))
+        (self.home.take if out else self.home.give)(view, copy_stream(self.device, out))
+
+    def prepare(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        super().prepare(stream, scratch)
+        self.access_beside(scratch, stream)
+
+    def access_beside(self, scratch: Sequence[SyncedMemory] | None, stream: Stream | None) -> None:
+        self.home.lend(stream, self.copies == OUT)
+
+    def launch(self, arguments: Sequence[Any] | None = None) -> None:
+        (bound,), stream = self.order, self.device.compute_stream()
+        if self.copies == OUT:
+            self.device.memcpy_dtoh(self.home.bytes(), bound.address, stream)
+            self.home.holds = True
+        else:
+            self.device.memcpy_htod(bound.address, self.home.bytes(), stream)
+
+    def launch_in(self, graph: Any) -> None:
+        if not self.home.block.locked:
+            raise DeviceError("the system does not page-lock the memory of the host that arrays are evicted to")
+        (bound,) = self.order
+        (graph.copy_out if self.copies == OUT else graph.copy_in)(self.home.bytes(), bound.address)
+
+    def places(self) -> list[Place]:
+        start = self.home.bytes().ctypes.data
+        return [*super().places(), (start, start + self.home.size, self.copies == OUT)]
 
 
 def _nothing() -> None:
@@ -675,8 +728,10 @@ class Schedule:
 
     def used(self, start: int, stop: int | None) -> set[SyncedMemory]:
         """The memories that these calls use as they ran last, workspaces not among them."""
-        bounds = [bound for step in self._program(start, stop) for bound in step.order]
-        return {bound.operand.memory for bound in bounds} | {bound.keeper for bound in bounds if bound.keeper}
+        steps = self._program(start, stop)
+        bounds = [bound for step in steps for bound in step.order]
+        homes = {step.home for step in steps if step.home is not None}
+        return homes | {bound.operand.memory for bound in bounds} | {bound.keeper for bound in bounds if bound.keeper}
 
     def why_eager(self, start: int = 0, stop: int | None = None) -> dict[str, str]:
         """Of each layer with calls among these, why not all of them are captured when they run so; "" if they are."""

@@ -49,20 +49,21 @@ def conflict(one, other):
     )  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), PLACES), max_size=14))
+@given(st.lists(st.tuples(st.integers(0, 3), PLACES), max_size=14))
 @settings(deadline=None)
 def test_what_uses_the_same_bytes_is_ordered_and_nobody_waits_for_nothing(steps):
     sides, places = [lane for lane, _ in steps], [used for _, used in steps]
-    found = waits(sides, places)
-    known = [-1, -1]
-    for at, after in enumerate(found):
-        lane = sides[at]
-        others = [i for i in range(at) if sides[i] != lane]
-        wanted = [i for i in others if conflict(places[i], places[at])]
-        if after >= 0:
-            assert after == max(wanted) and after > known[lane]
-        known[lane] = max(known[lane], after)
-        assert all(i <= known[lane] for i in wanted)
+    before = []  # of each step, those that it comes after
+    for at, waited in enumerate(waits(sides, places)):
+        earlier = max((i for i in range(at) if sides[i] == sides[at]), default=None)
+        known = set() if earlier is None else {earlier} | before[earlier]
+        wanted = {i for i in range(at) if conflict(places[i], places[at])}
+        assert len({sides[i] for i in waited}) == len(waited)
+        for after in waited:
+            assert after in wanted and after not in known
+            known |= {after} | before[after]
+        assert wanted <= known
+        before.append(known)
 
 
 def solver(device, memory, iter_size=1, streams=2, **fields):
@@ -131,7 +132,7 @@ def test_a_wait_that_is_missing_is_seen(monkeypatch, broken, graphs):
 
     def fewer(lanes, places):
         if broken == "nobody waits":
-            return [-1] * len(lanes)
+            return [[]] * len(lanes)
         return real(lanes, [[place for place in used if place[2]] for used in places])
 
     if broken == "turning over does not count":

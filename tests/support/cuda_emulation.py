@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,7 @@ class EmulatedGraph:
     """Stands for blobmem.devices.cuda.graph.Graph: what was queued while it was made, to be done when it is launched."""
 
     def __init__(self, device, queue):
-        self.device, self.work, self.launched = device, [], 0
+        self.device, self.work, self.launched, self.copied = device, [], 0, Counter()
         device.recording = self.work
         try:
             queue(self)
@@ -151,8 +152,19 @@ class EmulatedGraph:
 
     def launch(self):
         self.launched += 1
+        self.device.statistics.add(self.copied)
         for work in self.work:
             work()
+
+    def copy_out(self, array, address):
+        source = self.device.as_array(address, array.shape, np.uint8).address
+        self.device.do(lambda: ctypes.memmove(array.ctypes.data, source, array.nbytes))
+        self.copied += Counter(dtoh_copies=1, dtoh_bytes=array.nbytes)
+
+    def copy_in(self, array, address):
+        target = self.device.as_array(address, array.shape, np.uint8).address
+        self.device.do(lambda: ctypes.memmove(target, array.ctypes.data, array.nbytes))
+        self.copied += Counter(htod_copies=1, htod_bytes=array.nbytes)
 
     def varied(self):
         return EmulatedVaried(self)
@@ -217,6 +229,12 @@ class EmulatedCuda(SimulatedDevice):
 
     def link(self):
         return self._link
+
+    def pin(self, address, nbytes):
+        return True
+
+    def unpin(self, address):
+        pass
 
     def as_array(self, address, shape, dtype):
         array = super().as_array(address, shape, dtype)

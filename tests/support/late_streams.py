@@ -87,6 +87,7 @@ class LateGraph(EmulatedGraph):
 
     def launch(self):
         self.launched += 1
+        self.device.statistics.add(self.copied)
         work, device = [*self.work], self.device
 
         def run():
@@ -117,8 +118,11 @@ class _Late:
         return self._streams()["side"]
 
     def queue_on(self, stream):
-        assert stream in self._streams().values()
+        assert stream.device is self
         self._streams()["now"] = stream
+
+    def create_copy_stream(self):
+        return LateStream(self)
 
     def _streams(self):
         own = self.of_thread.__dict__
@@ -162,12 +166,6 @@ class LateCuda(_Late, EmulatedCuda):
         super().__init__(order, **options)
         self.faults = self.make_faults(lambda: SimulatedDevice.synchronize(self))
         self._link = LateLink(self)
-
-    def pin(self, address, nbytes):
-        return True
-
-    def unpin(self, address):
-        pass
 
     def do(self, work):
         if self.recording is None:

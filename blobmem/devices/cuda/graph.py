@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ class Graph:
 
     def __init__(self, device: CudaDevice, queue: Callable[[Graph], None]) -> None:
         self._device = device
+        self._copied: Counter[str] = Counter()  # of the device's statistics, what each launch adds
         driver, stream = bindings(), device.compute_stream().native
         # relaxed: threads that read data lock pages and copy meanwhile
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -39,6 +41,22 @@ class Graph:
         code = bindings().cuGraphLaunch(self._native, self._device.compute_stream().native)[0]
         if code:
             raise failure(code, "launching a graph")
+        if self._copied:
+            self._device.statistics.add(self._copied)
+
+    # While it is captured
+
+    def copy_out(self, array: np.ndarray, address: int) -> None:
+        """Queue on this thread's compute stream a copy of the device's bytes to page-locked ones of the host."""
+        stream = self._device.compute_stream().native
+        check(bindings().cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, stream), "cuMemcpyDtoHAsync")
+        self._copied += Counter(dtoh_copies=1, dtoh_bytes=array.nbytes)
+
+    def copy_in(self, array: np.ndarray, address: int) -> None:
+        """Queue a copy the other way."""
+        stream = self._device.compute_stream().native
+        check(bindings().cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, stream), "cuMemcpyHtoDAsync")
+        self._copied += Counter(htod_copies=1, htod_bytes=array.nbytes)
 
     def varied(self) -> Varied:
         """Stands for the device to work whose numbers will be others at later launches."""

@@ -22,7 +22,7 @@ import numpy as np
 from blobmem.devices import Device
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
-from blobmem.memory.parked import Parked
+from blobmem.memory.parked import Block, Parked
 from blobmem.memory.reordered import Form
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.places import Draft
@@ -215,11 +215,12 @@ def evict(
     away: dict[int, list[Call]] = defaultdict(list)
     back: dict[int, list[Call]] = defaultdict(list)
     readers, homes, fetched = [*backward], dict[SyncedMemory, Parked](), list[tuple[Candidate, Operand]]()
+    block = Block(device)
     leaving: dict[SyncedMemory, Call] = {}
     for each in sorted(chosen, key=lambda each: each.until):  # of one array, what is away later reads what came later
         memory, blob = each.memory, each.operand.blob
         if memory not in homes:
-            homes[memory] = Parked(blob.nbytes, device, f"{memory.name} (evicted)")
+            homes[memory] = Parked(blob.nbytes, device, f"{memory.name} (evicted)", block)
             after = joints[0][bisect_left(joints[0], each.written[-1] + 1)]
             leaving[memory] = _beside(forward[after - 1], "evict", _kept_as(each, read(blob)), homes[memory])
             away[after].append(leaving[memory])
