@@ -10,7 +10,7 @@ import pytest
 from blobmem import Blob, SimulatedDevice
 from blobmem.errors import DeviceError
 from blobmem.memory import Intent, Side, SyncedMemory
-from blobmem.memory.parked import Parked, copy_stream
+from blobmem.memory.parked import Block, Parked, copy_stream
 from blobmem.memory.slot import Slot
 
 NBYTES = 1024
@@ -117,6 +117,101 @@ def test_any_order_of_uses_loses_no_byte(seed):
     np.testing.assert_array_equal(on_device(arena, 0, size), model)
     for home, values in zip(homes, parked, strict=True):
         np.testing.assert_array_equal(home.cpu_data(), values)
+
+
+def test_who_uses_what_is_lent_to_a_stream_waits_for_it():
+    """Graphs that the stream runs copy the bytes whenever they want to."""
+    arena, home = made()
+    device = arena.device
+    fill(arena, 7, 0, 4 * NBYTES)
+    address, stream = arena.gpu_data(), device.create_stream()
+    out = copy_stream(device, True)
+    home.take(arena.view(0, NBYTES), out)
+    home.lend(stream, True)
+    assert (home.cpu_data() == 7).all() and not out.pending
+    for value in (1, 2):
+        before = home.epoch
+        home.lend(stream, True)
+        assert home.epoch > before, "who has looked since looks again"
+        before = home.epoch
+        for _ in range(2):  # nobody has used the bytes, so that nobody need lend them again
+            home.lend(stream, True)
+            assert home.epoch == before
+            device.memset(address, value, NBYTES, stream)
+            device.memcpy_dtoh(home.bytes(), address, stream)
+        assert (home.cpu_data() == value).all() and not stream.pending and home.epoch > before
+    home.lend(stream, False)
+    device.memset(address, 3, NBYTES, stream)
+    device.memcpy_dtoh(home.bytes(), address, stream)
+    home.give(arena.view(NBYTES, NBYTES), copy_stream(device, False))
+    assert (on_device(arena, NBYTES) == 3).all() and not stream.pending
+    other = device.create_stream()
+    device.memcpy_htod(address, home.bytes(), stream)
+    home.lend(other, True)
+    other.synchronize()
+    assert not stream.pending
+
+
+def test_the_place_is_written_while_graphs_have_the_bytes():
+    arena, home = made()
+    slot = Slot(arena, 512, NBYTES, "x")
+    slot.home, home.source = home, slot
+    fill(slot, 1)
+    home.take(slot.view(0, NBYTES), copy_stream(arena.device, True))
+    home.lend(None, False)
+    before = home.epoch, slot.epoch
+    fill(slot, 2)
+    assert home.epoch > before[0] and slot.epoch > before[1]
+    home.lend(None, False)  # as those do that see the epoch
+    assert (home.cpu_data() == 2).all()
+
+
+class Locking(SimulatedDevice):
+    """Page-locks memory of the host, or does not."""
+
+    locks = True
+
+    def __init__(self):
+        super().__init__()
+        self.pinned = []
+
+    def pin(self, address, nbytes):
+        self.pinned.append((address, nbytes))
+        return self.locks
+
+    def unpin(self, address):
+        assert all(not stream.pending for stream in self._busy)
+        self.pinned = [each for each in self.pinned if each[0] != address]
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_those_of_a_plan_are_page_locked_as_one(locks):
+    device = Locking()
+    device.locks = locks
+    arena, block = SyncedMemory(0, device, name="arena"), Block(device)
+    homes = [Parked(nbytes, device, "", block) for nbytes in (100, 512, 4000)]
+    fill(arena, 5, 0, 4096)
+    for _ in range(2):
+        for home in homes:
+            home.take(arena.view(0, home.size), copy_stream(device, True))
+    ((address, nbytes),) = device.pinned
+    assert nbytes == 8192 and block.locked == locks, "whole pages"
+    starts = [home.bytes().ctypes.data - address for home in homes]
+    assert starts == [0, 512, 1024] and [home.cpu_capacity for home in homes] == [100, 512, 4000]
+    assert all((home.cpu_data() == 5).all() for home in homes)
+
+
+def test_a_block_stays_page_locked_until_streams_have_copied():
+    device = Locking()
+    arena, home = SyncedMemory(0, device, name="arena"), Parked(NBYTES, device, "x")
+    fill(arena, 1)
+    stream = device.create_stream()
+    home.lend(stream, True)
+    device.memcpy_dtoh(home.bytes(), arena.gpu_data(), stream)
+    assert device.pinned
+    del home
+    gc.collect()
+    assert not device.pinned
 
 
 def test_a_slot_that_is_away_is_its_home():

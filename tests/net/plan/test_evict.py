@@ -1,8 +1,10 @@
 """Nets that need more than their device may hold: the same bits, never a byte more, and not a step more with enough."""
 
+import ctypes
 import functools
 import importlib
 import itertools
+import random
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +13,18 @@ from cuda_devices import EXACT_GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from late_streams import ORDERS, LateSimulated, launch_late
+from late_streams import ORDERS, LateCuda, LateGraph, LateSimulated, launch_late
 from plan_nets import DATA, ask_at_random, assert_same, conv, iterate, layer, loss, made
 
 from benchmarks.inputs import fill, solver_of
 from blobmem import SimulatedDevice, build_nets
 from blobmem.devices.queues import SimulatedStream
 from blobmem.errors import DeviceError, OutOfDeviceMemory
-from blobmem.net import schedule
+from blobmem.net import lanes, schedule
 from blobmem.net.plan import arena, fitting
 from blobmem.proto.text import read_net
 from blobmem.solvers import updater_for
+from blobmem.solvers.update import Updater
 
 ROOT = Path(__file__).parents[3]
 SCALE = "scale_param { bias_term: true }"
@@ -153,14 +156,15 @@ def test_the_models_give_the_same_bits_in_less_memory(monkeypatch, name):
         assert_same(parameters, unlimited)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(simulated, id="simulated"),
-        LAST,
-        pytest.param(lambda limit: EXACT_GPU.values[0](limit=limit), id="cuda", marks=EXACT_GPU.marks),
-        pytest.param(lambda limit: EXACT_GPU.values[0](limit=limit, math="tf32"), id="tf32", marks=EXACT_GPU.marks),
-    ]
-)
+MAKES = [
+    pytest.param(simulated, id="simulated"),
+    LAST,
+    pytest.param(lambda limit: EXACT_GPU.values[0](limit=limit), id="cuda", marks=EXACT_GPU.marks),
+    pytest.param(lambda limit: EXACT_GPU.values[0](limit=limit, math="tf32"), id="tf32", marks=EXACT_GPU.marks),
+]
+
+
+@pytest.fixture(params=MAKES)
 def make(request):
     return request.param
 
@@ -255,6 +259,160 @@ def test_copies_may_be_early(monkeypatch):
     monkeypatch.setattr(schedule.Step, "launch", launch_late)
     limit = least_of_deep()
     assert_same(twice(deep(Eager(capacity=limit))), need(simulated, deep, twice)[1])
+
+
+# -------------------------------------------------------------------- in graphs
+
+
+def late(capacity, order=1, last=False):
+    """A device that queues and captures, and does what it may as late, or early, as `order` says (`late_streams`)."""
+    device = LateCuda(order, capacity=capacity)
+    device.channels_last = last
+    return device
+
+
+LATE = pytest.mark.parametrize("last", [False, True], ids=["", "channels last"])
+
+
+@functools.cache
+def least_of_late(last):
+    return least(functools.partial(late, last=last), deep)
+
+
+@functools.cache
+def trace_of_late(last):
+    return iterated(deep(late(None, last=last)))
+
+
+def copies(net):
+    """How many arrays leave in a pass, and come back."""
+    return [sum(call.op == op for one in net.compiled() for call in one.calls) for op in ("evict", "fetch")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+@LATE
+def test_copies_are_parts_of_graphs(order, last):
+    net = deep(late(least_of_late(last), order, last))
+    assert_same(iterated(net), trace_of_late(last))
+    assert {*net.why_eager().values(), *net.why_eager(backward=True).values()} == {""}
+    forward, backward = net.device.captured[-2:]
+    leaving, coming = copies(net)
+    assert forward.copied.keys() == {"dtoh_copies", "dtoh_bytes"} and forward.copied["dtoh_copies"] == leaving > 5
+    assert backward.copied.keys() == {"htod_copies", "htod_bytes"} and backward.copied["htod_copies"] == coming > 5
+    beside, back = ([at for at, side in enumerate(graph.sides) if side] for graph in (forward, backward))
+    assert (len(beside), len(back)) == (leaving, coming)
+    assert any(at not in forward._before([at + 1]) for at in beside), "what is queued next need not wait for it"
+    assert any(at - 1 not in backward._before([at]) for at in back), "nor it for what was queued last"
+
+
+@needs_compiler
+@LATE
+def test_a_graph_counts_its_copies_and_nothing_else_moves(last):
+    net = deep(late(least_of_late(last), last=last))
+    iterated(net)
+    before, graphs = net.device.statistics.snapshot(), len(net.device.captured)
+    net.run_forward()
+    forward = net.device.statistics - before
+    net.run_backward()
+    both = net.device.statistics - before
+    homes = {call.attributes["home"] for call in net.compiled()[0].calls if call.op == "evict"}
+    leaving, coming = copies(net)
+    assert (forward.dtoh_copies, forward.dtoh_bytes) == (leaving + 1, sum(home.size for home in homes) + 4), "the loss"
+    assert (forward.htod_copies, both.htod_copies, both.dtoh_copies) == (0, coming, leaving + 1)
+    assert both.allocator_calls == 0 and len(net.device.captured) == graphs
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", [lanes.OUT, lanes.IN])
+def test_a_wait_that_is_missing_is_seen(monkeypatch, way):
+    real = lanes.waits
+
+    def fewer(numbers, places):
+        return [
+            [] if number == way else [at for at in after if numbers[at] != way]
+            for number, after in zip(numbers, real(numbers, places), strict=True)
+        ]
+
+    monkeypatch.setattr(lanes, "waits", fewer)
+    trace = trace_of_late(False)
+    same = []
+    for order in ("side", "main"):
+        found = iterated(deep(late(least_of_late(False), order)))
+        same.append(all(np.array_equal(one, other) for one, other in zip(found, trace, strict=True)))
+    assert not all(same)
+
+
+@needs_compiler
+@LATE
+def test_whoever_looks_between_graphs_finds_what_is_there(last):
+    """What was evicted is read and written on either side, between passes that are queued as graphs."""
+    rng = random.Random(0)
+    kept = made(DEEP, late(None, last=last), "keep")
+    net = deep(late(least_of_late(last), last=last))
+    net.device.capacity = 1 << 40  # for who asks for an address of what is on the host
+    for each in (kept, net):
+        iterate(each)
+    names = [name for name in away(net) if name not in ("xa", "ya", "za")]
+    asked = {
+        "nothing": lambda blob: None,
+        "reads": lambda blob: blob.cpu_data().copy(),
+        "writes": lambda blob: blob.data.__imul__(1.5).copy(),
+        "reads on the device": lambda blob: bool(blob.gpu_data()),
+        "writes on the device": lambda blob: double_on(blob.device, blob),
+    }
+    for turn in range(24):
+        between, after = (rng.choice([*asked]) if turn % 3 else "nothing" for _ in range(2))
+        which, traces = rng.sample([*names, "p", "p"], 2), []
+        for each in (kept, net):
+            each.clear_param_diffs()
+            loss = each.start_forward()  # nobody waits for it
+            name = which[0] if "read" in between else "p"  # which the next convolution's gradient reads
+            trace = [asked[between](each.blobs[name]), loss()]
+            each.run_backward()
+            trace.append(asked[after](each.blobs[which[1]]))
+            trace += [entry.blob.cpu_diff().copy() for entry in each.learnable]
+            traces.append(trace)
+        assert_same(*traces)
+    assert len(net.device.captured) >= 2 and net.blobs["p"].data_view.memory.away
+
+
+def double_on(device, blob):
+    array = device.as_array(blob.mutable_gpu_data(), (blob.nbytes,), np.uint8)
+    values = np.ctypeslib.as_array((ctypes.c_float * blob.count).from_address(array.address))
+    values *= 2
+
+
+@needs_compiler
+def test_a_graph_that_cannot_be_queued_leaves_nothing_behind(monkeypatch):
+    net, twin = deep(late(least_of_late(False))), deep(late(None))
+    for each in (net, twin):
+        iterated(each)
+
+    def refused(graph):
+        raise DeviceError("refused")
+
+    homes = [call.attributes["home"] for call in net.compiled()[0].calls if call.op == "evict"]
+    with monkeypatch.context() as patch, pytest.raises(DeviceError, match="refused"):
+        patch.setattr(LateGraph, "launch", refused)
+        net.run_forward()
+    assert not any(home.holds for home in homes)
+    twin.run_forward()  # statistics that run on have not run on in what was taken back
+    for each in (net, twin):
+        each.clear_param_diffs()
+    net.run_forward()
+    net.run_backward()
+    twin.run_backward()
+    for one, other in zip(net.learnable, twin.learnable, strict=True):
+        np.testing.assert_array_equal(one.blob.cpu_diff(), other.blob.cpu_diff())
+
+
+@needs_compiler
+def test_what_cannot_be_page_locked_is_copied_beside_graphs(monkeypatch, caplog):
+    monkeypatch.setattr(LateCuda, "pin", lambda *_: False)
+    net = deep(late(least_of_late(False)))
+    assert_same(iterated(net), trace_of_late(False))
+    assert "does not page-lock" in caplog.text and any("does not page-lock" in why for why in net.why_eager().values())
 
 
 # -------------------------------------------------------------------- no more than that, and only then
@@ -465,8 +623,11 @@ def iterate_alone(net):
     return result
 
 
-def test_many_steps(make):
-    """Those that follow one another without anything between them are queued as the last one was, where nothing moves."""
+@pytest.mark.parametrize("make", [*MAKES, pytest.param(late, id="late", marks=needs_compiler)], indirect=True)
+def test_many_steps(monkeypatch, make):
+    """Those that follow one another without anything between them are queued as the last one was, if all are graphs."""
+    repeated, repeat = [], Updater.repeat
+    monkeypatch.setattr(Updater, "repeat", lambda self, *rest: (repeated.append(self), repeat(self, *rest))[1])
 
     def solver(device):
         return solver_of(read_net(DEEP), device=device, memory="train")
@@ -481,3 +642,4 @@ def test_many_steps(make):
     tight = solver(make(limit))
     assert_same(stepped(tight), trace)
     assert tight.net._fetched and tight.net.device.statistics.peak_bytes <= limit < needed
+    assert (tight.updater in repeated) == (tight.net.device.compute_stream() is not None)
