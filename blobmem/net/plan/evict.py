@@ -26,14 +26,9 @@ from blobmem.memory.parked import Block, Parked
 from blobmem.memory.reordered import Form
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.places import Draft
+from blobmem.net.plan.times import LINK, MEMORY
 from blobmem.net.plan.uses import Remade, Uses
 from blobmem.ops.call import Call, Operand, call, overwrite, read
-
-LINK = 55e9
-"""Bytes that are copied in a second, each way: what a GPU's link to the host does."""
-
-MEMORY = 3e12
-"""Bytes that calls read and write in a second, where they do little more than that."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

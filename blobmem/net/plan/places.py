@@ -119,6 +119,14 @@ class Draft:
         """Where each of `lives.arena` lies, found once somebody asks."""
         return layout(self.lives.arena)
 
+    def places(self) -> Places:
+        """Where each lies by its key, those that take over each other's bytes one by one."""
+        return {
+            own.key: (own, offset)
+            for life, offset in zip(self.lives.arena, self.layout.offsets, strict=True)
+            for own in self.lives.turns.get(life.key, [life])
+        }
+
 
 def draft(net: Net, schedules: Sequence[Schedule], keep: Iterable[SyncedMemory]) -> Draft:
     """Lifetimes for the schedules of a net; arguments as for `Plan`."""
@@ -172,14 +180,9 @@ class Plan:
         self.arena, self._side = arena, schedules[0].side
         drawn = drawn or draft(net, schedules, keep)
         units, lives, lying = drawn.units, drawn.lives, drawn.lying
-        offsets, self.nbytes = drawn.layout
+        places, self.nbytes = drawn.places(), drawn.layout.nbytes
         self._homes = dict(homes or {})  # by the slots, once these are there
         self._tight = bool(homes)
-        places = {
-            own.key: (own, offset)
-            for life, offset in zip(lives.arena, offsets, strict=True)
-            for own in lives.turns.get(life.key, [life])
-        }
         self.tenants: list[_Tenant] = []
         self.memories: set[SyncedMemory] = set()
         self._binds: list[tuple[SyncedMemory, Sequence[Bind]]] = []  # puts into each of these what of the net is there

@@ -43,6 +43,9 @@ ALIGNMENT = 16  # bytes, of arrays that cuDNN's plans are told nothing about
 DIRECT = "direct"
 """The name of our own kernels among the plans."""
 
+TIME = "time"
+"""What stands for a plan where nothing was chosen, and `ms` is what a call takes (`times.Key`)."""
+
 Shape = tuple[int, ...]
 
 _log = logging.getLogger(__name__)
@@ -225,8 +228,19 @@ class Registry:
             if not timed:
                 raise DeviceError(f"no plan can run the convolution {key.text}")
             choice = choose(timed, key.modest)
-            self._write(key.text, choice)
+            self._write({key.text: choice})
             return choice
+
+    def choices(self) -> dict[str, Choice]:
+        """All choices by the keys' texts, not to be changed."""
+        with self._lock:
+            self._reread()
+            return self._choices
+
+    def add(self, choices: dict[str, Choice]) -> None:
+        """Choices that were made elsewhere, in place of what there is for the same keys."""
+        with self._lock, _locked(self.path):
+            self._write(choices)
 
     def _reread(self) -> None:
         try:
@@ -238,9 +252,9 @@ class Registry:
             self._seen = seen
             self._choices = {**self._choices, **read(self.path)}
 
-    def _write(self, text: str, choice: Choice) -> None:
-        self._choices = {**self._choices, text: choice}
-        if not write(self.path, {**read(self.path), text: choice}):
+    def _write(self, choices: dict[str, Choice]) -> None:
+        self._choices = {**self._choices, **choices}
+        if not write(self.path, {**read(self.path), **choices}):
             _log.warning("chosen algorithms cannot be kept in %s: every process will search anew", self.path.parent)
 
 
@@ -256,13 +270,15 @@ _registry = functools.cache(Registry)
 
 def predict(model: str, math: str, key: Keyed) -> Choice | None:
     """The choice that a GPU model would make, from the files of any cuDNN version, the newest first."""
+    choices = (each.find(key) for each in registries(model, math))
+    return next((choice for choice in choices if choice is not None), None)
+
+
+def registries(model: str, math: str) -> list[Registry]:
+    """Those of a GPU model and math that have files, of the newest version of cuDNN first."""
     pattern = file_name(model, None, math)
     versions = {_version(path) for place in (SHIPPED, folder()) for path in place.glob(pattern)}
-    for version in sorted(versions, reverse=True):
-        choice = registry(model, version, math).find(key)
-        if choice is not None:
-            return choice
-    return None
+    return [registry(model, version, math) for version in sorted(versions, reverse=True)]
 
 
 def folder() -> Path:
@@ -304,10 +320,7 @@ def read(path: Path) -> dict[str, Choice]:
     """A file's choices by the keys' texts; none, and a warning, if it is damaged."""
     try:
         content = json.loads(path.read_bytes())
-        return {
-            str(text): Choice(str(item["plan"]), int(item["number"]), int(item["workspace"]), float(item["ms"]))
-            for text, item in content["choices"].items()
-        }
+        return {str(text): _choice(item) for text, item in content["choices"].items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -315,9 +328,17 @@ def read(path: Path) -> dict[str, Choice]:
         return {}
 
 
+def _choice(item: Any) -> Choice:
+    """What a file has for a key; of a call's time, of which there are many, its ms alone."""
+    if isinstance(item, float):
+        return Choice(TIME, 0, 0, item)
+    return Choice(str(item["plan"]), int(item["number"]), int(item["workspace"]), float(item["ms"]))
+
+
 def write(path: Path, choices: dict[str, Choice]) -> bool:
     """Write a whole file or none; whether it could be."""
-    lines = (f"{json.dumps(text)}: {json.dumps(choices[text]._asdict())}" for text in sorted(choices))
+    items = ((text, choices[text]) for text in sorted(choices))
+    lines = (f"{json.dumps(text)}: {json.dumps(c.ms if c.plan == TIME else c._asdict())}" for text, c in items)
     return keep(path, ('{"choices": {\n' + ",\n".join(lines) + "\n}}\n").encode())
 
 

@@ -31,7 +31,7 @@ from blobmem.ops.cuda.conv_direct import (
     direct_forward,
     take_channels_last,
 )
-from blobmem.ops.cuda.conv_plans import is_small, key_of, plan_ms, plan_of, room_of, within
+from blobmem.ops.cuda.conv_plans import chosen, is_small, key_of, plan_ms, plan_of, room_of, within
 from blobmem.ops.cuda.conv_small import Small, fits
 from blobmem.ops.cuda.cudnn import RELU, SUM, Plan
 from blobmem.ops.cuda.layout import (
@@ -55,12 +55,15 @@ Window = tuple[Shape, Shape, Shape, int, str]
 """Stride, padding, dilation, group and layout."""
 
 
+_WINDOW = ("stride", "pad", "dilation", "group", "layout")
+
+
 def _window(stride: Shape, pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> Window:
     return stride, pad, dilation, group, layout
 
 
 def _keywords(window: Window) -> dict[str, Any]:
-    return dict(zip(("stride", "pad", "dilation", "group", "layout"), window, strict=True))
+    return dict(zip(_WINDOW, window, strict=True))
 
 
 def forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec, *, device: Any,
@@ -132,6 +135,27 @@ def _plan_bytes(key: Key, device: Any, w: ArraySpec, apart: bool = False, turned
 def milliseconds(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], device: Any) -> float | None:
     """What a convolution's plan took when it was chosen; None where our own plain kernels run, or nothing is known."""
     return plan_ms(_key_of_call(op, specs, attributes, device), device)
+
+
+def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], device: Any) -> float | None:
+    """What the plan of a convolution, fused or not, took when it was chosen for a GPU of that model; None if none was.
+
+    Nothing is searched for.
+    """
+    if op.startswith("deconv"):
+        return None
+    stated = {name: attributes[name] for name in _WINDOW if name in attributes}
+    if op in ("conv_forward", "conv_relu_forward", "conv_sum_forward"):
+        at, direction = (0, 1), _forward_direction(specs[2], bool(attributes.get("relu")), op == "conv_sum_forward")
+    else:
+        at, direction = ((2, 1), "data") if op == "conv_backward_data" else ((0, 2), "weights")
+    x, window, _ = _turned_images(specs[at[0]], _window(**stated))
+    w = specs[at[1]]
+    wide = None if direction == "data" else _wide(x, w, window, device)
+    if wide is not None:
+        x, w = wide.x, wide.w
+    choice = chosen(key_of(direction, device, x, w, *window), device)
+    return None if choice is None else choice.ms
 
 
 def are_small(calls: Iterable[tuple[str, Sequence[Any], Mapping[str, Any]]], device: Any) -> tuple[bool, bool]:

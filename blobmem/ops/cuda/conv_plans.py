@@ -98,6 +98,11 @@ def plan_ms(key: Key, device: Any) -> float | None:
     return None if choice is None or choice.plan == DIRECT else choice.ms
 
 
+def chosen(key: Key, device: Any) -> Choice | None:
+    """What was chosen for a key on a GPU of the device's model, if it was: nothing is searched for."""
+    return algorithms.predict(device.model, key.math, key)
+
+
 def is_small(key: Key, device: Any) -> bool:
     """Whether our own small kernels compute a convolution, as far as that is known."""
     if not device.predicts:
