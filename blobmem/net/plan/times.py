@@ -57,7 +57,7 @@ class Times:
     def __init__(self, device: Device) -> None:
         self._device, self._known = cast(Any, device), cast(Any, None)
         self._ms: dict[Any, float] = {}  # by keys, what was asked for before
-        if device.family == "cuda":
+        if hasattr(device, "model"):
             from blobmem.ops.cuda.times import Known
 
             self._known = Known(self._device.model)
