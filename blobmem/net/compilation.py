@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob, moves
 from blobmem.memory.workspace import workspace
 from blobmem.net.build import LearnableParam, Node, reshape, uncollected
+from blobmem.net.clock import Clock
 from blobmem.net.fold import Folded, Follower, fold
 from blobmem.net.fusion import share_kept
 from blobmem.net.layouts import is_faster
@@ -33,6 +34,8 @@ from blobmem.net.plan import (
     with_rooms,
 )
 from blobmem.net.plan.fitting import Made, fitting
+from blobmem.net.plan.places import draft
+from blobmem.net.plan.times import Reckoned, Times, reckon
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, NeverWhole, SharingGroup, halves
 from blobmem.ops.call import Call, call, memories, overwrite_diff, read
@@ -63,6 +66,8 @@ class Compilation:
     Attributes:
         streams: how many backward runs on, for the present shapes.
         open_streams: what that would be measured for, if it is neither given nor known (`ops.cuda.streams.Key`).
+        untimed: whether it was planned for less memory than it needs, and its device could say how long some of its
+            calls take, but has not yet.
     """
 
     nodes: list[Node]
@@ -110,7 +115,8 @@ class Compilation:
         self._plan: Plan | None = None
         self._fetched: list[Blob] = []  # arrays in which evicted ones come back
         self._loss_scale: Blob | None = None
-        self.streams, self.open_streams = 1, None
+        self.streams, self.open_streams, self.untimed = 1, None, False
+        self._timed: list[tuple[int, ...]] = []  # the shapes for which calls were timed last
         self._tried: tuple[Any, int] = None, 1  # how many are to be tried for what
         self.beside: Callable[[], Callable[[], Sequence[Need]] | None] = _nobody  # whose needs are met beside a plan's
 
@@ -180,10 +186,11 @@ class Compilation:
         planned = self._planned_before()
         if planned is not None:
             return planned
-        made = self._made()
+        made = usual = self._made()
         if self._arena is not None:
             made = fitting(this, made)
             self._fetched = made.fetched
+        self.untimed = made is not usual and self._shapes != self._timed and self._lacks_times(made)
         schedules = made.schedules
         self._spans = {}
         if self._arena is not None:
@@ -239,6 +246,40 @@ class Compilation:
             Schedule(forward, self.device, False, self._done[0], last, passing - read_again),
             Schedule(backward, self.device, False, self._done[1], last, passing, forward, streams),
         )
+
+    def _lacks_times(self, made: Made) -> bool:
+        """Whether the device can time calls, and has not timed all of these."""
+        if not (self.device.graphs and hasattr(self.device, "marks")):
+            return False
+        times = Times(self.device)
+        return not all(times.is_known(unit.calls[-1]) for units in made.places.units for unit in units)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[Clock]:
+        """Have the calls of the passes of the net as it is compiled timed; the clock has stopped afterwards."""
+        clock, schedules = Clock(self.device), self.compiled()
+        for schedule in schedules:
+            schedule.clock = clock
+        try:
+            yield clock
+        finally:
+            for schedule in schedules:
+                schedule.clock = None
+        clock.stop()
+
+    def plan_anew(self) -> None:
+        """Plan the net anew before its next pass, by the times that are known now."""
+        self._end_plan()
+        self._timed, self._schedules, self._spans, self.untimed = self._shapes, None, {}, False
+
+    def reckoned(self) -> Reckoned:
+        """When what runs in a pass forward and backward begins and ends, for the blobs' present shapes."""
+        this: Any = self
+        schedules = self.compiled()
+        drawn = draft(this, schedules, self.read_after() if self._plan is None else self._plan.kept)
+        if self._plan is not None:
+            drawn.layout = self._plan.layout
+        return reckon(drawn, Times(self.device))
 
     def _note_updates(self, backward: Schedule) -> None:
         """Where the first of a solver's updates is."""

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from blobmem.net.lanes import IN, OUT, Lanes, Place
 from blobmem.net.layouts import channels_last, reordered_of
 from blobmem.ops.call import Call, Operand, begins_sum
 from blobmem.ops.registry import ArraySpec, Op, table
+
+if TYPE_CHECKING:
+    from blobmem.net.clock import Clock
 
 
 class Need(NamedTuple):
@@ -638,6 +641,7 @@ class Schedule:
         self._views: list[View] | None = None
         self._moves = -1  # when these were found
         self._arena: list[Need] = []  # of all that lies in slots
+        self.clock: Clock | None = None  # what times the steps as they run, if they are to be timed
 
     def _units(self) -> Iterator[tuple[int, int, list[Step]]]:
         """Where what runs at one time begins and ends, and the steps that may run for it."""
@@ -826,6 +830,9 @@ class Schedule:
                 return
             with self.device.running():
                 stream, scratch = self.device.compute_stream(), workspaces(self.device, self.streams)
+                if self.clock is not None:
+                    self.clock.run(self._program(start, stop), stream, scratch)
+                    return
                 for piece in self._pieces(start, stop):
                     piece.run(stream, scratch)
         finally:

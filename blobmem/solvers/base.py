@@ -24,6 +24,7 @@ from blobmem.proto.text import read_solver
 from blobmem.solvers import carried, snapshot
 from blobmem.solvers.events import Callbacks, Display, TestResult, outputs_of
 from blobmem.solvers.state import State
+from blobmem.solvers.timing import Timing
 from blobmem.solvers.trial import Trial
 from blobmem.solvers.update import Updater
 
@@ -94,7 +95,7 @@ class Solver:
             net.debug_info |= self.param.debug_info
         self._check_fields()
         self.updater = self.updater_type(self.param, self.net, self.source)
-        self._trial = Trial(self.net)
+        self._trial, self._timing = Trial(self.net), Timing(self.net)
         self.stopped = False
         self._snapshot_asked = False
         self._iter = 0
@@ -255,7 +256,7 @@ class Solver:
             self._catch_up(most=1)
         else:
             self._catch_up()
-            self._iterate_anew(test)
+            self._timing.run(lambda: self._iterate_anew(test))
             self._settled.end()
         if self._due(self.param.snapshot) or self._snapshot_asked:
             self._snapshot_asked = False
@@ -293,7 +294,7 @@ class Solver:
         """Whether the coming iteration may be queued as the last one was, with nobody looking at it half-way."""
         callbacks = self._callbacks
         looked_at = self._due(self.param.display) or callbacks.on_start or callbacks.on_gradients_ready
-        if test or looked_at or self._trial.is_open:
+        if test or looked_at or self._trial.is_open or self._timing.is_open:
             self._settled.forget()
             return False
         self._place_updates()

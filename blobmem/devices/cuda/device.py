@@ -17,6 +17,7 @@ from blobmem.devices.cuda.context import Context, CudaStream, Launcher
 from blobmem.devices.cuda.driver import NoRoom, Overrun, PlainMemory
 from blobmem.devices.cuda.graph import Graph
 from blobmem.devices.cuda.link import Link
+from blobmem.devices.cuda.marks import Marks
 from blobmem.devices.cuda.turns import Turns
 from blobmem.errors import DeviceError
 
@@ -321,6 +322,10 @@ class CudaDevice(Device):
         self.context.bind()
         with self.capturing():
             return Graph(self, queue)
+
+    def marks(self) -> Marks:
+        """Moments in what this thread's stream is going to capture, for the time between them."""
+        return Marks(self.context)
 
     def timed(self, run: Callable[[], object]) -> float:
         """Milliseconds that the GPU takes for what `run` queues on this thread's stream; waits for it.

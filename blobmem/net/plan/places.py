@@ -161,6 +161,8 @@ class Plan:
 
     Attributes:
         arena, nbytes: the bytes, and how many of them it takes.
+        layout: where in them what takes turns lies, in the order of its `draft`.
+        kept: memories that somebody reads after the pass.
         tenants: what takes turns there.
         memories: those of the tenants that are arrays, as views see them.
         spent: the writer of those that have no bytes now.
@@ -180,7 +182,8 @@ class Plan:
         self.arena, self._side = arena, schedules[0].side
         drawn = drawn or draft(net, schedules, keep)
         units, lives, lying = drawn.units, drawn.lives, drawn.lying
-        places, self.nbytes = drawn.places(), drawn.layout.nbytes
+        places, self.layout, self.kept = drawn.places(), drawn.layout, [*keep]
+        self.nbytes = self.layout.nbytes
         self._homes = dict(homes or {})  # by the slots, once these are there
         self._tight = bool(homes)
         self.tenants: list[_Tenant] = []

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from blobmem.dtypes import is_half
 from blobmem.ops.call import Call
 from blobmem.ops.cuda import algorithms
-from blobmem.ops.cuda.algorithms import TIME, Choice
+from blobmem.ops.cuda.algorithms import TIME, Choice, Registry
 from blobmem.ops.cuda.cudnn import Cudnn
 
 
@@ -97,11 +97,14 @@ class Known:
 
 def add(device: Any, measured: Mapping[Key, Sequence[float]]) -> None:
     """Keep the median of the ms that calls took, and of what was known of the same."""
-    cudnn = device.library("cudnn", Cudnn)
     by_math: dict[str, dict[str, Choice]] = defaultdict(dict)
     for key, ms in measured.items():
-        before = algorithms.registry(device.model, cudnn.version, key.math).choices().get(key.text)
+        before = _registry(device, key.math).choices().get(key.text)
         ms = [*ms, before.ms] if before else ms
         by_math[key.math][key.text] = Choice(TIME, 0, 0, round(median(ms), 5))
     for math, times in by_math.items():
-        algorithms.registry(device.model, cudnn.version, math).add(times)
+        _registry(device, math).add(times)
+
+
+def _registry(device: Any, math: str) -> Registry:
+    return algorithms.registry(device.model, device.library("cudnn", Cudnn).version, math)

@@ -1,0 +1,99 @@
+"""How long each call of a schedule takes on a device that can say so: measured while the calls run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from blobmem.devices import Device, Stream
+from blobmem.memory import SyncedMemory
+from blobmem.net.captured import _turned_within
+from blobmem.net.lanes import in_turn, launch, prepare
+from blobmem.ops.call import Call
+
+if TYPE_CHECKING:
+    from blobmem.net.schedule import Step
+
+_TOGETHER = 64
+"""Steps of which a graph is made: the host is then out of the way, as when a pass is one graph."""
+
+_EMPTY = 9  # marks with nothing between them, to know what a mark takes
+
+
+class Clock:
+    """Runs the steps of schedules in order on one stream, and knows afterwards how long each took.
+
+    Attributes:
+        calls: those that were timed, with the ms that each took, once `stop` has been called. What is not part of
+            graphs (copies to the host and back, functions of the host) is not timed, and runs as ever.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.calls: list[tuple[Call, float]] = []
+        self._device: Any = device
+        self._runs: list[tuple[list[Step], Any, Any]] = []  # with their marks and their graph
+
+    def run(self, program: Iterable[Step], stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        """Run the steps, given this thread's stream and workspaces."""
+        for can, steps in groupby(program, _can_be_timed):
+            left = list(steps)
+            while can and left:
+                self._run(left[:_TOGETHER], stream, scratch)
+                del left[:_TOGETHER]
+            for step in left:
+                step.run(stream, scratch)
+
+    def _run(self, steps: list[Step], stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        within = _turned_within(steps)
+        if within is None:  # which no graph can have together
+            for step in steps:
+                self._run([step], stream, scratch)
+            return
+        turned = prepare(steps, within, stream, scratch)
+        marks = self._device.marks()
+
+        def launch_marked(step: Step) -> None:
+            step.launch()
+            marks.put()
+
+        def queue(_: Any) -> None:
+            marks.put()
+            in_turn(steps, turned, launch_marked)
+
+        try:
+            graph = self._device.capture(queue)
+        except Exception:  # any library's, of which `net.captured` will tell
+            in_turn(steps, turned, launch)
+            return
+        graph.launch()
+        self._runs.append((steps, marks, graph))
+
+    def stop(self) -> None:
+        """Wait for what has run."""
+        empty = self._device.marks()
+        graph = self._device.capture(lambda _: [empty.put() for _ in range(_EMPTY)])
+        graph.launch()
+        stream = self._device.compute_stream()
+        if stream is not None:
+            stream.synchronize()
+        mark = median(empty.gaps())
+        for steps, marks, _ in self._runs:
+            taken = zip(steps, marks.gaps(), strict=True)
+            self.calls += [(step.call, max(0.0, ms - mark)) for step, ms in taken]
+        self._runs.clear()
+
+    def keep(self) -> None:
+        """Write the times to the file of the device's GPU."""
+        from blobmem.ops.cuda import times
+
+        found: dict[times.Key, list[float]] = defaultdict(list)
+        for call, ms in self.calls:
+            found[times.key_of(call, self._device)].append(ms)
+        times.add(self._device, found)
+
+
+def _can_be_timed(step: Step) -> bool:
+    return not (step.eager or step.once or step.call.op in ("evict", "fetch"))
