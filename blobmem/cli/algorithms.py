@@ -1,4 +1,4 @@
-"""`blobmem algorithms`: what was measured to be fastest on GPUs, cuDNN's plans for convolutions above all."""
+"""`blobmem algorithms`: what was measured on GPUs: which of cuDNN's plans are fastest, and how long calls take."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from blobmem.cli.output import Output
 
 DESCRIPTION = """\
-Shows, forgets or copies what was chosen on GPUs: plans for convolutions, and on how many streams backward runs. Each
-distinct convolution is timed once, when a net that has it is built on a GPU, and each distinct net's backward when it
-is first trained there (`--backward-streams`); the choice then serves every net and process, and predicts footprints
+Shows, forgets or copies what was chosen on GPUs: plans for convolutions, and on how many streams backward runs; and how
+long calls take. Each distinct convolution is timed once, when a net that has it is built on a GPU, each distinct net's
+backward when it is first trained there (`--backward-streams`), and all calls of a step where a net is first trained in
+less memory than it needs (`--device-memory`); this then serves every net and process, and predicts footprints and times
 where there is no GPU. There is a file per GPU model, cuDNN version and math: some come with the package, the others are
 in the user's cache folder, or in the folder that BLOBMEM_CACHE names.
 """
@@ -22,6 +23,7 @@ in the user's cache folder, or in the folder that BLOBMEM_CACHE names.
 LIST = (
     "Prints each file's choices: the convolution, the plan, its workspace in MiB, and the ms that it took when chosen. "
     "Of a net's backward: what goes into its first convolution, how many calls, their digest, how many streams, the ms."
+    " Of a call: its op, a digest of what it takes and how, the bytes of that, the ms."
 )
 CLEAR = "Deletes the user's files, so that nets built from now on search anew. Those of the package stay."
 EXPORT = (

@@ -1,10 +1,14 @@
 """What a pass takes by its calls' times: copies beside the computing, and whoever waits for them."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from plan_nets import DATA, conv, iterate, loss, made
 
 from blobmem import SimulatedDevice
 from blobmem.memory.blob import Blob
+from blobmem.net import compilation
 from blobmem.net.plan import times
 from blobmem.net.plan.arena import Layout
 from blobmem.net.plan.liveness import Lifetime, Lifetimes
@@ -81,6 +85,27 @@ def test_one_that_takes_over_bytes_in_place_waits_for_their_copy():
     calls = [call("make", overwrite(a), ms=1.0), call("evict", read(a), home=HOME, ms=3.0),
              call("relu", read(a), overwrite(b), ms=1.0)]  # fmt: skip
     assert reckoned(calls, [(a, 0, 2, 0), (b, 2, 2, 0)]) == [0, 1, 4]
+
+
+def test_a_net_that_was_planned_is_reckoned_as_its_draft_was(monkeypatch):
+    drafts, real = [], compilation.fitting
+
+    def fitting(net, usual):
+        result = real(net, usual)
+        drafts.append(reckon(result.places, Times(net.device)))
+        return result
+
+    monkeypatch.setattr(compilation, "fitting", fitting)
+    text = DATA + "".join(conv(after, before, outputs=9) for before, after in pairwise(["data", *"abcdef"])) + loss("f")
+    capacity = None
+    for _ in range(2):
+        net = made(text, SimulatedDevice(capacity), "train")
+        iterate(net)
+        capacity = net.device.statistics.peak_bytes - 1
+        found, drawn = net.reckoned(), drafts.pop()
+        np.testing.assert_array_equal(found.end, drawn.end)
+        assert found.ms == drawn.ms > 0 and len(found.begin) == sum(len(one.units()) for one in net.compiled())
+    assert net._fetched
 
 
 def test_bytes_products_and_what_does_not_run_in_each_step():
