@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -16,6 +17,8 @@ from blobmem.ops.call import Call
 
 if TYPE_CHECKING:
     from blobmem.net.schedule import Step
+
+log = logging.getLogger("blobmem")
 
 _TOGETHER = 64
 """Steps of which a graph is made: the host is then out of the way, as when a pass is one graph."""
@@ -65,7 +68,8 @@ class Clock:
 
         try:
             graph = self._device.capture(queue)
-        except Exception:  # any library's, of which `net.captured` will tell
+        except Exception as error:  # any library's
+            log.warning("%d calls from layer '%s' on are not timed: %s", len(steps), steps[0].call.layer_name, error)
             in_turn(steps, turned, launch)
             return
         graph.launch()
