@@ -43,7 +43,9 @@ from blobmem.ops.registry import table
 
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
 
-_OF_SHAPES = "_schedules", "_plan", "_parts", "_folded", "_follower", "_first_update", "streams", "open_streams"
+_OF_SHAPES = (
+    "_schedules", "_plan", "_parts", "_folded", "_follower", "_first_update", "streams", "open_streams", "untimed",
+)  # fmt: skip
 
 
 class _Planned(NamedTuple):
