@@ -11,7 +11,6 @@ import torch
 import blobmem
 from benchmarks import inputs
 from benchmarks.clock import Contestant, Deadline
-from benchmarks.host import images
 from benchmarks.torch_nets import twin
 from blobmem import dtypes
 
@@ -51,19 +50,12 @@ class Theirs:
         train = phase == "train"
         if train and self.dtype != torch.float32:
             raise ValueError("PyTorch is timed in halves for inference alone")
-        counting = blobmem.SimulatedDevice(compute=False)
-        param = inputs.with_inputs(model, batch, deploy=not train)
-        net = blobmem.Net(param, blobmem.TRAIN if train else blobmem.TEST, device=counting)
-        form = torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
-        module: Any = twin(net).train(train).to(self.place, self.dtype, memory_format=form)
-        data, labels = images(tuple(net.blobs["data"].shape[1:]), CLASSES, batch)
-        x = torch.from_numpy(data).to(self.place, self.dtype, memory_format=form)
-        y = torch.from_numpy(labels).long().to(self.place)
+        module, arrays = made(model, batch, train, self.layout, self.place, self.dtype)
         parameters = list(module.parameters())
         if self.name in MODES:
             module = torch.compile(module, mode=MODES[self.name])
         if not train:
-            return lambda: _infer(module, x)
+            return lambda: _infer(module, *arrays)
         # of PyTorch's three forms of the update the fused one is the fastest, and takes no memory
         optimizer = torch.optim.SGD(
             parameters, inputs.RATE, momentum=inputs.MOMENTUM, weight_decay=inputs.DECAY, fused=self.on_gpu or None
@@ -73,7 +65,7 @@ class Theirs:
             optimizer.zero_grad(set_to_none=True)
             if self.name in MODES:
                 torch.compiler.cudagraph_mark_step_begin()
-            module(x, y).backward()
+            module(*arrays).backward()
             optimizer.step()
 
         return step
@@ -135,9 +127,24 @@ def release(on_gpu: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def _infer(module: Any, x: Any) -> None:
+def _infer(module: Any, *arrays: Any) -> None:
     with torch.no_grad():
-        module(x)
+        module(*arrays)
+
+
+def made(model: str, batch: int, train: bool, layout: str, place: Any, dtype: Any) -> tuple[Any, list[Any]]:
+    """The twin of a model, and its inputs, on that device and in that layout ("NCHW", "channels_last")."""
+    param = inputs.with_inputs(model, batch, deploy=not train)
+    net = blobmem.Net(param, blobmem.TRAIN if train else blobmem.TEST)
+    inputs.fill(net, CLASSES)
+    data, *others = (torch.from_numpy(net.blobs[name].data) for name in net.inputs)
+    forms = {4: torch.channels_last, 5: torch.channels_last_3d} if layout == "channels_last" else {}
+    form = forms.get(data.dim(), torch.contiguous_format)
+    module: Any = twin(net).train(train).to(place, dtype, memory_format=form)
+    arrays = [data.to(place, dtype, memory_format=form)]
+    for other in others:  # labels are numbers of classes; whatever else there is stays what it is
+        arrays.append(other.to(place).long() if other is others[-1] else other.to(place))
+    return module, arrays
 
 
 def set_math(math: str) -> None:

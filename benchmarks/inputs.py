@@ -10,7 +10,6 @@ import numpy as np
 
 import blobmem
 from benchmarks.host import images
-from blobmem.dtypes import is_half
 from blobmem.footprint import stated_shapes
 from blobmem.net.builder import specs_of
 from blobmem.net.graph import set_batch
@@ -18,23 +17,26 @@ from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
 
 MODELS = Path(__file__).parents[1] / "models"
+SOURCES = ("Data", "HDF5Data")
 RATE, MOMENTUM, DECAY = 1e-3, 0.9, 5e-4  # of every training step that is compared, on both sides
 
 
 def with_inputs(model: str, batch: int, deploy: bool = False) -> Any:
-    """The NetParameter of a model's train_val (or deploy) file, whose inputs `data` (and `label`) have that batch.
+    """The NetParameter of a model's train_val (or deploy) file, whose inputs, the tops of its data layers (`data`,
+    `label`), have that batch.
 
-    The file states the shape of an item (`# input-shape:`).
+    The file states the shape of an item of each (`# input-shape:`); a label without one is a number.
     """
     path = MODELS / model / ("deploy.prototxt" if deploy else "train_val.prototxt")
     param = read_net(path)
     if not deploy:
-        shape = stated_shapes(specs_of(path))["data"]
-        kept = [layer for layer in param.layer if layer.type != "Data"]
+        shapes = stated_shapes(specs_of(path))
+        sources = [layer for layer in param.layer if layer.type in SOURCES]
+        kept = [layer for layer in param.layer if layer.type not in SOURCES]
         del param.layer[:]
-        source = param.layer.add(name="data", type="Input", top=["data", "label"])
-        for dims in ((batch, *shape), (batch,)):
-            source.input_param.shape.add(dim=dims)
+        source = param.layer.add(name="data", type="Input", top=sources[0].top)
+        for top in source.top:
+            source.input_param.shape.add(dim=(batch, *shapes.get(top, ())))
         param.layer.extend(kept)
     set_batch(param, batch)
     return param
@@ -66,12 +68,23 @@ def fill_weights(net: Any) -> None:
 
 
 def fill(net: Any, classes: int) -> None:
-    """Give a net's inputs their images, and labels if it takes any. Once: its device keeps them."""
+    """Give a net's inputs their images, labels below `classes` (or what its loss knows) if it takes any, words if these
+    are its data, and `cont` (a text begins with each batch). Once: its device keeps them."""
     batch, *shape = net.blobs["data"].shape
     data = net.blobs["data"].data
-    if is_half(data.dtype):
+    if data.dtype != np.float32:
         data[...], labels = images(tuple(shape), classes, batch)
     else:
         _, labels = images(tuple(shape), classes, batch, data)  # in place: no second one in a peak
+    layers = {node.layer.type: node for node in net.nodes}
+    if "Embed" in layers:
+        data[...] = np.floor(data * layers["Embed"].layer.param.embed_param.input_dim)
+    if "cont" in net.inputs:
+        net.blobs["cont"].data[...] = np.arange(batch)[:, None] > 0
     if "label" in net.inputs:
-        net.blobs["label"].data[...] = labels
+        label = net.blobs["label"].data
+        if label.size > batch:  # of voxels or words
+            loss = layers["SoftmaxWithLoss"]
+            known = loss.bottom[0].shape[loss.layer.param.softmax_param.axis]
+            labels = np.random.default_rng(1).integers(0, min(classes, known), label.shape)
+        label[...] = labels

@@ -247,6 +247,24 @@ def test_nets_on_constant_data_have_inputs_of_the_batch_in_place_of_data_layers(
     assert not [layer for layer in net.layers if layer.type == "Data"]
 
 
+@pytest.mark.parametrize(
+    ("model", "batch", "below"),
+    [
+        ("vnet", 2, {"data": 1, "label": 2}),
+        ("lstm_lm", 3, {"data": 33278, "cont": 2, "label": 10}),
+        ("densenet264", 2, {"data": 1, "label": 10}),
+    ],
+)
+def test_constant_data_is_such_as_the_net_takes(model, batch, below):
+    net = blobmem.Net(inputs.with_inputs(model, batch), blobmem.TRAIN, device=SimulatedDevice(compute=False))
+    inputs.fill(net, 10)
+    assert net.inputs == [*below]
+    for name, limit in below.items():
+        values = net.blobs[name].cpu_data()
+        assert len(values) == batch and 0 <= values.min() < values.max() < limit
+        assert name == "data" or (values == values.astype(int)).all()
+
+
 def test_searches_are_counted_where_they_are_made(monkeypatch):
     from benchmarks.gpu_ours import search_clock
     from blobmem.ops.cuda import algorithms, conv_plans
