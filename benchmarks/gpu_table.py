@@ -9,7 +9,7 @@ from typing import Any
 
 NAMES = {"caffenet": "CaffeNet", "vgg16": "VGG-16", "googlenet": "GoogLeNet", "resnet50": "ResNet-50",
          "resnet50_v2": "ResNet-50 v2", "resnet1001": "ResNet-1001", "inception_v3": "Inception-v3",
-         "lenet": "LeNet"}  # fmt: skip
+         "densenet264": "DenseNet-264", "vnet": "V-Net", "lstm_lm": "LSTM-LM", "lenet": "LeNet"}  # fmt: skip
 PHASES = {"train": "Training step", "infer": "Inference"}
 _STEP = {"train": ["`Solver.step`"], "infer": []}  # a column that only training has
 EAGER = ("eager", "channels_last")
@@ -170,7 +170,7 @@ def gpu(report: dict[str, Any]) -> str:
     """A table for each phase, then the errors."""
     rows = report["results"]
     commands = "\n".join(f"- `{command}`" for command in dict.fromkeys(row["command"] for row in rows))
-    parts = [GPU.format(commands=commands, machine=_machine(report))]
+    parts = [GPU.format(commands=commands, machine=machine_of(report))]
     for phase, title in PHASES.items():
         mine = [row for row in rows if row["phase"] == phase]
         if mine:
@@ -179,7 +179,7 @@ def gpu(report: dict[str, Any]) -> str:
         if planned:
             parts.append(PLANNED[phase] + "".join(f"{_planned_row(row)}\n" for row in planned))
     failed = [
-        f"- {_name(row)}, {PHASES[row['phase']].lower()}, {row['math']}, {side}: {_first_line(result['error'])}\n"
+        f"- {name_of(row)}, {PHASES[row['phase']].lower()}, {row['math']}, {side}: {_first_line(result['error'])}\n"
         for row in rows
         for side, result in row["sides"].items()
         if result.get("error")
@@ -198,15 +198,15 @@ def _head(phase: str) -> str:
 def _row(row: dict[str, Any]) -> str:
     sides = {name: side for name, side in row["sides"].items() if "ms" in side}
     ours, eager, compiled = sides.get("blobmem", {}), _best(sides, EAGER), _best(sides, COMPILED)
-    held = _number(ours.get("peak_mib"), 0)
+    held = number(ours.get("peak_mib"), 0)
     if "physical_mib" in ours:
-        held += f" ({_number(ours['physical_mib'], 0)})"
+        held += f" ({number(ours['physical_mib'], 0)})"
     cells = [
-        _name(row), row["math"], _number(ours.get("ms")),
-        *(_number(ours.get("solver_ms")) for _ in _STEP[row["phase"]]), _number(ours.get("host_ms")),
-        *(_number(sides.get(name, {}).get("ms")) for name in EAGER), _ratio(ours.get("ms"), eager.get("ms")),
-        _number(compiled.get("ms")), _number(sides.get("graph", {}).get("ms")), held,
-        _number(eager.get("peak_mib"), 0), _ratio(ours.get("peak_mib"), eager.get("peak_mib")),
+        name_of(row), row["math"], number(ours.get("ms")),
+        *(number(ours.get("solver_ms")) for _ in _STEP[row["phase"]]), number(ours.get("host_ms")),
+        *(number(sides.get(name, {}).get("ms")) for name in EAGER), ratio(ours.get("ms"), eager.get("ms")),
+        number(compiled.get("ms")), number(sides.get("graph", {}).get("ms")), held,
+        number(eager.get("peak_mib"), 0), ratio(ours.get("peak_mib"), eager.get("peak_mib")),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
@@ -218,10 +218,10 @@ def _planned_row(row: dict[str, Any]) -> str:
     theirs, compiled = _least(sides, EAGER), _least(sides, COMPILED[:1])
     held = ours.get("peak_mib")
     cells = [
-        _name(row), row["math"], _number(keep.get("peak_mib"), 0),
-        f"{_number(held, 0)} ({_number(ours.get('physical_mib'), 0)})", _number(theirs, 0), _ratio(held, theirs),
-        _number(compiled, 0), _number(ours["ms"]), _ratio(ours["ms"], keep.get("ms")),
-        _ratio(ours["ms"], eager.get("ms")),
+        name_of(row), row["math"], number(keep.get("peak_mib"), 0),
+        f"{number(held, 0)} ({number(ours.get('physical_mib'), 0)})", number(theirs, 0), ratio(held, theirs),
+        number(compiled, 0), number(ours["ms"]), ratio(ours["ms"], keep.get("ms")),
+        ratio(ours["ms"], eager.get("ms")),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
@@ -241,19 +241,23 @@ def _first_line(text: str) -> str:
     return text.splitlines()[0][:200]
 
 
-def _name(row: dict[str, Any]) -> str:
+def name_of(row: dict[str, Any]) -> str:
+    """The net and its batch."""
     return f"{NAMES.get(row['net'], row['net'])}, {row['batch']}"
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure; a dash if there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _ratio(ours: float | None, theirs: float | None) -> str:
+def ratio(ours: float | None, theirs: float | None) -> str:
+    """Of two figures; a dash if one of them is not there."""
     return f"{ours / theirs:.2f}" if ours and theirs else "-"
 
 
-def _machine(report: dict[str, Any]) -> str:
+def machine_of(report: dict[str, Any]) -> str:
+    """What a report says of its machine."""
     return ", ".join(f"{key} {value}" for key, value in report["machine"].items())
 
 
@@ -267,13 +271,13 @@ def link(report: dict[str, Any]) -> str:
     grown = report["growth"]
     place = "in place, with its contents" if grown["in_place"] and grown["kept"] else "by moving or losing its contents"
     said = f"\nA memory of {grown['mib']:.0f} MiB grows by as much again in {grown['ms']:.3f} ms, {place}.\n"
-    return LINK.format(command=report["command"], machine=_machine(report)) + rows + said
+    return LINK.format(command=report["command"], machine=machine_of(report)) + rows + said
 
 
 def feeding(report: dict[str, Any]) -> str:
     """Steps on constant data and on records."""
-    return FEEDING.format(command=report["command"], machine=_machine(report)) + "".join(
-        f"| {_name(row)} | {row['math']} | {row['constant']['ms']:.3f} | {row['fed']['ms']:.3f} "
+    return FEEDING.format(command=report["command"], machine=machine_of(report)) + "".join(
+        f"| {name_of(row)} | {row['math']} | {row['constant']['ms']:.3f} | {row['fed']['ms']:.3f} "
         f"| {row['ratio']:.3f} |\n"
         for row in report["results"]
     )
@@ -281,8 +285,8 @@ def feeding(report: dict[str, Any]) -> str:
 
 def sharing(report: dict[str, Any]) -> str:
     """Steps and tests of nets that share blobs and of nets that do not."""
-    return SHARING.format(command=report["command"], machine=_machine(report)) + "".join(
-        f"| {_name(row)} / {row['test_batch']} | {row['math']} | {title} | {row['separate'][figure]['ms']:.3f} "
+    return SHARING.format(command=report["command"], machine=machine_of(report)) + "".join(
+        f"| {name_of(row)} / {row['test_batch']} | {row['math']} | {title} | {row['separate'][figure]['ms']:.3f} "
         f"| {row['shared'][figure]['ms']:.3f} | {row['ratios'][figure]:.4f} |\n"
         for row in report["results"]
         for figure, title in FIGURES.items()
@@ -291,8 +295,8 @@ def sharing(report: dict[str, Any]) -> str:
 
 def streams(report: dict[str, Any]) -> str:
     """Steps on one stream and on two."""
-    return STREAMS.format(command=report["command"], machine=_machine(report)) + "".join(
-        f"| {_name(row)} | {row['math']} | "
+    return STREAMS.format(command=report["command"], machine=machine_of(report)) + "".join(
+        f"| {name_of(row)} | {row['math']} | "
         + " | ".join(f"{side['ms']:.3f}" for side in row["sides"].values())
         + f" | {row['ratios']['captured']:.3f} | {row['sides']['captured 1']['held_mib']:.1f} "
         f"| {row['sides']['captured 2']['held_mib']:.1f} | {row['ratios']['held']:.4f} |\n"
@@ -303,8 +307,8 @@ def streams(report: dict[str, Any]) -> str:
 def footprint(report: dict[str, Any]) -> str:
     """What a test net adds, by several counts."""
     heads = " | ".join(FOOTPRINTS.values())
-    return FOOTPRINT.format(command=report["command"], machine=_machine(report), heads=heads) + "".join(
-        f"| {_name(row)} / {row['test_batch']} | {row['scheme']} | "
+    return FOOTPRINT.format(command=report["command"], machine=machine_of(report), heads=heads) + "".join(
+        f"| {name_of(row)} / {row['test_batch']} | {row['scheme']} | "
         + " | ".join("-" if row.get(key) is None else f"{row[key] / 2**20:.1f}" for key in FOOTPRINTS)
         + " |\n"
         for row in report["results"]
@@ -313,7 +317,7 @@ def footprint(report: dict[str, Any]) -> str:
 
 def mnist(report: dict[str, Any]) -> str:
     """Accuracies."""
-    return MNIST.format(command=report["command"], machine=_machine(report)) + "".join(
+    return MNIST.format(command=report["command"], machine=machine_of(report)) + "".join(
         f"| {row['seed']} | {row['math']} | {row['iterations']} | {row['train_s']:.1f} | {row['accuracy']:.2%} |\n"
         for row in report["results"]
     )
@@ -321,7 +325,7 @@ def mnist(report: dict[str, Any]) -> str:
 
 def halves(report: dict[str, Any]) -> str:
     """Losses and accuracies of nets of each dtype."""
-    return HALVES.format(command=report["command"], machine=_machine(report)) + "".join(
+    return HALVES.format(command=report["command"], machine=machine_of(report)) + "".join(
         f"| {row['net']} | {row['steps']} | {row['seed']} | {row['dtype']} | {row['last_loss']:.4f} "
         f"| {row['loss_ratio']:.4f} | {row['accuracy']:.2%} | {row['accuracy_points']:+.2f} |\n"
         for row in report["results"]
@@ -333,10 +337,10 @@ def allocators(report: dict[str, Any]) -> str:
     rows = [row for row in report["results"] if "error" not in row]
     nets = dict.fromkeys(net for row in rows for net in row["nets"])
     heads = "".join(
-        f" {_name(dict(zip(('net', 'batch'), net.split(':'), strict=True)))}: ms | held | taken |" for net in nets
+        f" {name_of(dict(zip(('net', 'batch'), net.split(':'), strict=True)))}: ms | held | taken |" for net in nets
     )
     head = ALLOCATORS.format(
-        command=report["command"], machine=_machine(report), heads=heads, bars=" ---: |" * (6 + 3 * len(nets))
+        command=report["command"], machine=machine_of(report), heads=heads, bars=" ---: |" * (6 + 3 * len(nets))
     )
     table = ""
     for row in rows:
@@ -353,12 +357,12 @@ def allocators(report: dict[str, Any]) -> str:
 def many_gpus(report: dict[str, Any]) -> str:
     """What each GPU's process held, and the spread."""
     head = MANY.format(
-        command=report["command"], machine=_machine(report), name=f"{_name(report)}, {report['math']},",
+        command=report["command"], machine=machine_of(report), name=f"{name_of(report)}, {report['math']},",
         heads=" | ".join(HEADS.values()), bars=" ---: |" * len(HEADS),
     )  # fmt: skip
     mib = [[None if row[key] is None else row[key] / 2**20 for key in HEADS] for row in report["results"]]
     rows = [
-        f"| {row['device']} | {row['searches']} | {row['ms']:.2f} | {' | '.join(map(_number, values))} |\n"
+        f"| {row['device']} | {row['searches']} | {row['ms']:.2f} | {' | '.join(map(number, values))} |\n"
         for row, values in zip(report["results"], mib, strict=True)
     ]
     spread = [f"{report['spread'][key]:.3%}" if key in report["spread"] else "-" for key in HEADS]

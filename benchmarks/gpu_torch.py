@@ -40,7 +40,8 @@ class Theirs:
         self.dtype = getattr(torch, math) if math in dtypes.HALVES else torch.float32
         step = self._step(model, batch, phase)
         if variant == "graph":
-            step = self._captured(step)
+            self.graph = captured(step)
+            step = self.graph.replay
         self.contestant = Contestant(step, torch.cuda.synchronize if self.on_gpu else int)
         self.step_ms = self.contestant.warm_up(deadline)
         if self.on_gpu and variant != "graph":  # a captured step allocates nothing: its peak was its capture
@@ -56,10 +57,7 @@ class Theirs:
             module = torch.compile(module, mode=MODES[self.name])
         if not train:
             return lambda: _infer(module, *arrays)
-        # of PyTorch's three forms of the update the fused one is the fastest, and takes no memory
-        optimizer = torch.optim.SGD(
-            parameters, inputs.RATE, momentum=inputs.MOMENTUM, weight_decay=inputs.DECAY, fused=self.on_gpu or None
-        )
+        optimizer = sgd(parameters, self.on_gpu)
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=True)
@@ -69,25 +67,6 @@ class Theirs:
             optimizer.step()
 
         return step
-
-    def _captured(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        """A replay of the step, captured after a few that choose algorithms and make the optimizer's state."""
-        if not self.on_gpu:
-            raise RuntimeError("CUDA graphs need a GPU")
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            step()
-        return self.graph.replay
 
     def finish(self) -> dict[str, Any]:
         """What was measured, with the host's time and the allocator's peak."""
@@ -145,6 +124,33 @@ def made(model: str, batch: int, train: bool, layout: str, place: Any, dtype: An
     for other in others:  # labels are numbers of classes; whatever else there is stays what it is
         arrays.append(other.to(place).long() if other is others[-1] else other.to(place))
     return module, arrays
+
+
+def captured(step: Callable[[], Any]) -> Any:
+    """The CUDA graph of a step, captured after a few that choose algorithms and make the optimizer's state."""
+    if not torch.cuda.is_available():
+        raise RuntimeError("CUDA graphs need a GPU")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def sgd(parameters: Any, on_gpu: bool) -> Any:
+    """The optimizer; of PyTorch's three forms of the update the fused one is the fastest, and takes no memory."""
+    return torch.optim.SGD(
+        parameters, inputs.RATE, momentum=inputs.MOMENTUM, weight_decay=inputs.DECAY, fused=on_gpu or None
+    )
 
 
 def set_math(math: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import gpu_table  # noqa: E402
+from benchmarks import gpu_table, oversub_table  # noqa: E402
 
 CAFFE = {("lenet", "forward"): 10.3, ("lenet", "both"): 19.2, ("caffenet", "forward"): 541, ("caffenet", "both"): 1307,
          ("memory", "peak_mib"): 1539}  # fmt: skip
@@ -61,7 +61,25 @@ def page() -> str:
     machine = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
     host = HEAD.format(command=report["command"], machine=machine) + "\n".join(map(row, report["results"])) + "\n"
     memory = results / "host_memory.json"
-    return host + (host_memory(json.loads(memory.read_text())) if memory.exists() else "") + gpu_table.sections(results)
+    less = oversubscription()
+    return (
+        host
+        + (host_memory(json.loads(memory.read_text())) if memory.exists() else "")
+        + gpu_table.sections(results)
+        + (oversub_table.section(less) if less else "")
+    )
+
+
+def oversubscription() -> dict[str, Any]:
+    """What was measured of nets with less memory than they need; nothing if that has not been."""
+    path = ROOT / "benchmarks" / "results" / "oversubscription.json"
+    return json.loads(path.read_text()) if path.exists() else {}  # type: ignore[no-any-return]
+
+
+def pictures() -> dict[str, str]:
+    """By path in docs/, the pictures that the page shows."""
+    curves = oversubscription().get("curves")
+    return {oversub_table.PICTURE: oversub_table.picture(curves)} if curves else {}
 
 
 def host_memory(report: dict[str, Any]) -> str:
@@ -80,4 +98,5 @@ def host_memory(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "benchmarks.md").write_text(page())
+    for name, text in {"benchmarks.md": page(), **pictures()}.items():
+        (ROOT / "docs" / name).write_text(text)

@@ -1,11 +1,13 @@
 """The GPU benchmarks' own arithmetic, and dry runs of them without a GPU or PyTorch."""
 
 import json
+import re
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 
@@ -21,6 +23,8 @@ from benchmarks import (
     link,
     many_gpus,
     mnist,
+    oversub_table,
+    oversubscription,
     sharing,
     streams,
 )
@@ -163,6 +167,40 @@ def test_one_stream_and_two_take_turns(tmp_path):
     assert result["ratios"]["held"] == 1, "it has one stream"
     (tmp_path / "streams.json").write_text(json.dumps({"command": "x", "machine": {}, "results": [result]}))
     assert "| LeNet, 4 | fp32 |" in gpu_table.sections(tmp_path)
+
+
+def oversubscribed(**options):
+    return Namespace(device="simulated", torch=False, steps=4, group=4, seconds=1, time_limit=60, **options)
+
+
+def test_limits_of_a_need_are_kept_or_the_least_is_granted():
+    row = {"net": "lenet", "batch": 16, "math": "fp32"}
+    *_, found = oversubscription.compare(row, oversubscribed())
+    need = found["ours"]["peak_bytes"]
+    assert [each["limit"] for each in found["limits"]] == [int(need / times) for times in (1.5, 2, 4, 7.5)]
+    least = found["limits"][-1]["ours"]
+    for each in found["limits"]:
+        side = each["ours"]
+        assert side["peak_bytes"] <= side["granted_bytes"] == max(each["limit"], least["granted_bytes"])
+        assert side["out_bytes"] > 0 < side["in_bytes"] and side["speed"] > 0
+    found["limits"][0]["checkpointed"] = {"error": "RuntimeError: none"}
+    text = oversub_table.section({"machine": {}, "results": [found | {"command": "x"}], "curves": []})
+    assert len(re.findall(r"\| LeNet, 16 \| fp32 \| [\d.]+ \| \d+ \(least\) \|", text)) == 4
+    assert "- LeNet, 16, fp32, checkpointed, need / limit 1.5: RuntimeError: none" in text and "svg" not in text
+
+
+def test_the_batches_of_a_curve_double_until_they_do_not_fit():
+    args = oversubscribed(curve=10_000_000, points=9)
+    ends = {row["batch"]: row for _, row in oversubscription.rows("lenet:32", "fp32", args)}
+    *fitting, last = ends.values()
+    assert [*ends] == [32 << at for at in range(len(ends))] and len(fitting) > 1
+    assert all(row["ours"]["peak_bytes"] <= row["limit"] == 10_000_000 for row in fitting)
+    assert "OutOfDeviceMemory" in last["ours"]["error"]
+    drawn = ElementTree.fromstring(oversub_table.picture([*ends.values()]))
+    assert len(drawn.findall(".//{*}circle")) == len(fitting) + len(oversub_table.SIDES)
+    assert f"LeNet, {last['batch']}, fp32, ours: OutOf" in oversub_table.section(
+        {"machine": {}, "results": [], "curves": [*ends.values()]}
+    )
 
 
 def test_allocators_take_turns_and_one_that_is_not_there_is_an_error(tmp_path, monkeypatch):

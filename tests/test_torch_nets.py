@@ -7,7 +7,7 @@ import blobmem
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import inputs, torch_nets  # noqa: E402
+from benchmarks import inputs, torch_nets, torch_segments  # noqa: E402
 
 
 def outputs(model, batch, seed=3):
@@ -65,6 +65,24 @@ def test_the_twin_of_a_train_net_gives_its_loss_and_gradients(model):
     first = next(node.layer for node in net.nodes if node.layer.blobs)
     found = next(module.parameters()).grad.numpy()
     np.testing.assert_allclose(found, first.blobs[0].diff, rtol=0, atol=1e-6 * np.abs(found).max())
+
+
+def test_in_segments_a_twin_gives_the_same_gradients():
+    net = blobmem.Net(smaller(inputs.with_inputs("vnet", 2)), blobmem.TRAIN, seed=3, dtype=np.float64)
+    inputs.fill(net, 10)
+    module = torch_nets.twin(net).double().train()
+    arrays = [torch.from_numpy(net.blobs[name].data) for name in net.inputs]
+    module(*arrays).backward()
+    whole = [parameter.grad for parameter in module.parameters()]
+    found = [*torch_segments.segmentations(module)]
+    assert [len(cuts) for cuts in found] == [3, 4]
+    module.zero_grad()
+    parts = torch_segments.segmented(module, found[-1])
+    parts(*arrays).backward()
+    for parameter, gradient in zip(module.parameters(), whole, strict=True):
+        np.testing.assert_allclose(parameter.grad, gradient, rtol=1e-9, atol=1e-15)
+    inner = [each for each in parts.children() if isinstance(each, torch_segments.Checkpointed)]
+    assert len(inner) == len(found[-1])
 
 
 def test_what_a_twin_cannot_do_is_an_error():
