@@ -1,0 +1,293 @@
+"""The least time that a training step can take under a limit, whatever is kept, evicted and made anew: beside what was
+measured, in a file that `benchmarks/oversubscription.py` has written. Needs no GPU.
+
+    python benchmarks/floor.py benchmarks/results/oversubscription.json
+    python benchmarks/floor.py --nets resnet50:256 --limits 8GiB,4GiB
+
+Why it is a bound, by the times of calls (`net.plan.times`), the sizes of arrays, and a link of 55 GB/s each way:
+
+What forward has made and backward needs is on the device when backward begins, or on the host, or nowhere. What is on
+the device has at most the limit's bytes. What is on the host was copied there during forward, which takes at least as
+long as its calls do, and as that copy does; it comes back during backward, which takes at least as long as that copy.
+What is nowhere is made anew in backward: the call that makes it runs once more, and of what that call reads the same
+holds in turn. So backward takes at least its own calls' time and that of the calls that run again. What lies beside
+these arrays (parameters, their history) may be on the host too, without having left during forward.
+
+The least time of calls that run again, of all mixes with no more than so many bytes elsewhere, is bounded from below by
+Lagrange's relaxation: for each price of a byte there is a least sum of what is paid for bytes and of time, a minimum
+cut; that sum, less the price of the bytes that there may be, is never more than the time. The highest of these bounds
+counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import inputs  # noqa: E402
+from benchmarks.gpu import words  # noqa: E402
+from blobmem import devices, dtypes  # noqa: E402
+from blobmem.devices.cuda.predicted import PredictedCuda  # noqa: E402
+from blobmem.memory import Intent, SyncedMemory  # noqa: E402
+from blobmem.net.plan.places import draft  # noqa: E402
+from blobmem.net.plan.times import LINK, Times  # noqa: E402
+from blobmem.ops.call import Call  # noqa: E402
+
+PRICES = np.geomspace(1e-11, 1e-6, 40)
+"""Of a byte that is not made anew, in ms."""
+UNITS = 1e9  # of a capacity, per ms
+UNLIMITED = 1 << 60
+
+
+@dataclass
+class Problem:
+    """What a step has to do.
+
+    Attributes:
+        sizes: bytes of each value.
+        makers: of each value, the call that makes it.
+        costs: ms of each call of forward.
+        reads: the values that each call reads; others are always there.
+        needed: the values that backward reads.
+        forward, backward: ms of the calls.
+        beside: bytes of what else is on the device.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    makers: list[int] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+    reads: list[list[int]] = field(default_factory=list)
+    needed: list[int] = field(default_factory=list)
+    forward: float = 0.0
+    backward: float = 0.0
+    beside: int = 0
+
+    @functools.cached_property
+    def sums(self) -> np.ndarray:
+        """For each price, the least sum of what is paid for bytes and of the time of calls that run again."""
+        network = _network(self)
+        return np.array([least_sum(self, price, network) for price in PRICES])
+
+    def again_ms(self, room: float) -> float:
+        """At least so long do calls run again where no more than so many bytes are elsewhere."""
+        return max(0.0, float((self.sums - PRICES * room).max()))
+
+    def floor_ms(self, limit: int) -> float:
+        """At least so long takes a step that holds no more than so many bytes when backward begins."""
+        per_ms = LINK / 1e3
+
+        def ms(away: float) -> float:
+            """With so many bytes on the host: first those that need not leave during forward."""
+            forward = max(self.forward, (away - self.beside) / per_ms)
+            return forward + max(self.backward + self.again_ms(limit - self.beside + away), away / per_ms)
+
+        low, high = 0.0, float(sum(self.sizes) + self.beside)
+        while high - low > 1:  # the time is a convex function
+            one, other = low + (high - low) / 3, high - (high - low) / 3
+            low, high = (low, other) if ms(one) <= ms(other) else (one, high)
+        return ms(low)
+
+
+def problem_of(net: Any) -> Problem:
+    """The problem of a net that has not run, whose solver's updates are placed."""
+    made = net._made(0.0, 1)
+    made.drawn = draft(net, made.schedules, made.kept)
+    times, problem = Times(net.device), Problem()
+    ahead, behind = made.drawn.units
+    sizes = _sizes([*made.forward, *made.backward])
+    now: dict[SyncedMemory, int] = {}  # the value in each memory
+    for unit in ahead:
+        own = unit.calls[: unit.stop - unit.start]
+        apart, together = [times.ms(call) for call in own], times.ms(unit.calls[-1])
+        problem.forward += together
+        for call, ms in zip(own, apart, strict=True):
+            # a call by itself takes at least its share of those that run as one
+            _add(problem, call, ms * min(1.0, together / (sum(apart) or 1.0)), sizes, now)
+    problem.backward = sum(times.ms(unit.calls[-1]) for unit in behind)
+    gone: set[SyncedMemory] = set()
+    needed: dict[int, None] = {}
+    for call in made.backward:
+        for operand in call.present():
+            if operand.intent is not Intent.OVERWRITE and operand.memory in now and operand.memory not in gone:
+                needed[now[operand.memory]] = None
+        gone.update(operand.memory for operand in call.present() if operand.intent is not Intent.READ)
+    problem.needed = [*needed]
+    arena = {life.key for life in made.drawn.lives.arena}
+    problem.beside = sum(nbytes for memory, nbytes in made.drawn.lives.pinned.items() if memory not in arena)
+    return problem
+
+
+def _sizes(calls: Sequence[Call]) -> dict[SyncedMemory, int]:
+    """Bytes of each memory that calls use."""
+    sizes: dict[SyncedMemory, int] = {}
+    for operand in (operand for call in calls for operand in call.present()):
+        view = operand.view
+        sizes[view.memory] = max(sizes.get(view.memory, 0), view.offset + view.nbytes)
+    return sizes
+
+
+def _add(problem: Problem, call: Call, ms: float, sizes: dict[SyncedMemory, int], now: dict[SyncedMemory, int]) -> None:
+    """Add a call of forward and what it makes."""
+    number, read, written = len(problem.costs), dict[int, None](), dict[SyncedMemory, None]()
+    for operand in call.present():
+        whole = operand.intent is Intent.OVERWRITE and operand.view.nbytes == sizes[operand.memory]
+        if not whole and operand.memory in now:
+            read[now[operand.memory]] = None
+        if operand.intent is not Intent.READ:
+            written[operand.memory] = None
+    joins = call.op == "relu_forward" and not {operand.memory for operand in call.present()} - {*written}
+    problem.costs.append(0.0 if joins else ms)  # a ReLU in place may run with whatever is before it
+    problem.reads.append([*read])
+    for memory in written:
+        now[memory] = len(problem.sizes)
+        problem.sizes.append(sizes[memory])
+        problem.makers.append(number)
+    kept = call.operands[2] if call.op == "batch_norm_forward" else None
+    if kept is not None:  # which is the top once more, in another place
+        for operand in call.present():
+            if operand.intent is not Intent.READ and operand.view.nbytes == kept.view.nbytes:
+                now[operand.memory] = now[kept.memory]
+
+
+# -------------------------------------------------------------------- the minimum cut
+
+
+def _network(problem: Problem) -> tuple[np.ndarray, ...]:
+    """Edges (from, to, kind, of which): from the source to what is needed; from each value to the call that makes it,
+    cut if the value is there; from each call to the sink, cut if it runs again; and to what it reads."""
+    values, calls = len(problem.sizes), len(problem.costs)
+    source, sink = values + calls, values + calls + 1
+    edges = [(source, value, 0, 0) for value in problem.needed]
+    edges += [(value, values + call, 1, value) for value, call in enumerate(problem.makers)]
+    edges += [(values + call, sink, 2, call) for call in range(calls)]
+    edges += [(values + call, value, 0, 0) for call, read in enumerate(problem.reads) for value in read]
+    return tuple(np.array(column, np.int64) for column in zip(*edges, strict=True)) if edges else ()
+
+
+def least_sum(problem: Problem, price: float, network: tuple[np.ndarray, ...] | None = None) -> float:
+    """The least sum, in ms, of the price of all bytes that are there and of the time of calls that run again, so that
+    all that is needed is there or made."""
+    tails, heads, kinds, which = network or _network(problem)
+    sizes, costs = np.array(problem.sizes, float), np.array(problem.costs)
+    capacities = np.full(len(tails), UNLIMITED, np.int64)
+    for kind, paid in ((1, sizes * price), (2, costs)):
+        capacities[kinds == kind] = (paid[which[kinds == kind]] * UNITS).astype(np.int64)
+    nodes = len(sizes) + len(costs) + 2
+    return float(max_flow(tails, heads, capacities, nodes)) / UNITS
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def max_flow(tails: np.ndarray, heads: np.ndarray, capacities: np.ndarray, nodes: int) -> int:
+    """The largest flow from the last node but one to the last one, by Dinic's algorithm; that is the minimum cut."""
+    source, sink, count = nodes - 2, nodes - 1, len(tails)
+    to, left = np.empty(2 * count, np.int64), np.zeros(2 * count, np.int64)
+    start = np.zeros(nodes + 1, np.int64)  # of each node its edges, those back among them, in `order`
+    for edge in range(count):
+        to[2 * edge], to[2 * edge + 1], left[2 * edge] = heads[edge], tails[edge], capacities[edge]
+        start[tails[edge] + 1] += 1
+        start[heads[edge] + 1] += 1
+    for node in range(nodes):
+        start[node + 1] += start[node]
+    order, place = np.empty(2 * count, np.int64), start[:-1].copy()
+    for edge in range(2 * count):
+        tail = to[edge ^ 1]
+        order[place[tail]] = edge
+        place[tail] += 1
+    flow, path, queue = 0, np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    while True:
+        level = np.full(nodes, -1)
+        level[source], queue[0], begin, end = 0, source, 0, 1
+        while begin < end:
+            node = queue[begin]
+            begin += 1
+            for at in range(start[node], start[node + 1]):
+                edge = order[at]
+                if left[edge] > 0 and level[to[edge]] < 0:
+                    level[to[edge]] = level[node] + 1
+                    queue[end] = to[edge]
+                    end += 1
+        if level[sink] < 0:
+            return flow
+        place = start[:-1].copy()
+        depth, node = 0, source
+        while True:  # from the source on, as far as levels lead; back where they do not
+            if node == sink:
+                least = left[path[0]]
+                for at in range(depth):
+                    least = min(least, left[path[at]])
+                flow += least
+                for at in range(depth - 1, -1, -1):
+                    left[path[at]] -= least
+                    left[path[at] ^ 1] += least
+                    if left[path[at]] == 0:
+                        depth, node = at, to[path[at] ^ 1]
+                continue
+            while place[node] < start[node + 1]:
+                edge = order[place[node]]
+                if left[edge] > 0 and level[to[edge]] == level[node] + 1:
+                    break
+                place[node] += 1
+            if place[node] < start[node + 1]:
+                path[depth] = edge
+                depth += 1
+                node = to[edge]
+            elif node == source:
+                break
+            else:
+                depth -= 1
+                node = to[path[depth] ^ 1]
+                place[node] += 1
+
+
+# -------------------------------------------------------------------- the command
+
+
+def of_model(model: str, batch: int, math: str) -> Problem:
+    """The problem of a model's training step on a GPU like the one whose times are known."""
+    dtype = math if math in dtypes.HALVES else "float32"
+    device = PredictedCuda(**({"math": math} if dtype != math else {}))
+    solver = inputs.solver_of(inputs.with_inputs(model, batch), device=device, dtype=dtype, memory="train")
+    solver.updater.place()
+    solver.net.prepare()
+    return problem_of(solver.net)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", help="what was measured, to which floors are added")
+    parser.add_argument("--nets", type=words, default=[], metavar="NET:BATCH,...")
+    parser.add_argument("--math", default="tf32", help="default: %(default)s")
+    parser.add_argument("--limits", type=lambda text: [*map(devices.parse_bytes, words(text))], default=[])
+    args = parser.parse_args()
+    report = json.loads(args.results.read_text()) if args.results else {"results": []}
+    given = [
+        {"net": model, "batch": int(batch), "math": args.math, "limits": [{"limit": limit} for limit in args.limits]}
+        for model, _, batch in (net.partition(":") for net in args.nets)
+    ]
+    for row in (*report["results"], *given):
+        problem = of_model(row["net"], row["batch"], row["math"])
+        name = f"{row['net']} {row['batch']} {row['math']}"
+        print(f"{name}: {problem.forward:.2f} + {problem.backward:.2f} ms without a limit", flush=True)
+        for each in row["limits"]:
+            ours = each.get("ours", {})
+            each["floor_ms"] = problem.floor_ms(ours.get("granted_bytes", each["limit"]))
+            took = f", took {ours['ms']:.2f} ms" if "ms" in ours else ""
+            print(f"    {each['limit'] / 2**20:.0f} MiB: {each['floor_ms']:.2f} ms at the least{took}", flush=True)
+    if args.results:
+        args.results.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
