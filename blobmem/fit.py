@@ -1,15 +1,22 @@
-"""The largest batches with which nets fit into so much memory, before anything runs."""
+"""The largest batches with which nets fit into so much memory, or train so fast in it, before anything runs."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blobmem.devices import Device
-from blobmem.footprint import BOUND, PLANNED, SCHEMES, Held, Scheme, footprint
-from blobmem.net.builder import specs_of
+from blobmem.devices import Device, SimulatedDevice
+from blobmem.errors import NetError, OutOfDeviceMemory
+from blobmem.footprint import BOUND, PLANNED, SCHEMES, Held, Scheme, footprint, stated_shapes
+from blobmem.net.build import uncollected
+from blobmem.net.builder import build_nets, is_solver, specs_of
+from blobmem.net.plan.times import COPIES
+from blobmem.solvers import updater_for
 
 CARD_OVERHEAD = 839 << 20
 """Bytes of a card that CUDA's context and libraries take: the most that was found on an H200 with cuDNN and cuBLAS
@@ -104,6 +111,84 @@ def fit(
     for name in schemes:
         before = result[name] = found(name, before)
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a training step is reckoned to take (`net.plan.times`).
+
+    Attributes:
+        batch: items in it.
+        ms: milliseconds with so much memory; infinite if that does not do.
+        free_ms: milliseconds without a limit.
+        moved: bytes that leave the device in a step, and that come back.
+    """
+
+    batch: int
+    ms: float
+    free_ms: float
+    moved: int
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long an item takes."""
+        return self.ms / self.free_ms
+
+
+def largest_at(
+    model: Any,
+    room: int,
+    slowdown: float,
+    *,
+    test_batch: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    dtype: Any = "float32",
+    make_device: Callable[[], SimulatedDevice] | None = None,
+) -> Pace:
+    """The largest training batch in so much memory, with arrays evicted and made anew, of which an item takes at most
+    `slowdown` times as long as without a limit.
+
+    If there is none, the pace of one item. The test nets have the file's batches, or `test_batch`. Other arguments, and
+    what is raised, are as for `fit`. The next larger batch was reckoned, too; `largest` says what that is worth.
+    """
+    specs = specs_of(model)
+    shapes = {**stated_shapes(specs), **(input_shapes or {})}
+    tests = [test_batch] * len(specs[1]) if test_batch else []
+
+    def step(batch: int, limit: int) -> tuple[float, int]:
+        """Milliseconds of a step, and the bytes that are moved in it."""
+        device = SimulatedDevice(compute=False) if make_device is None else make_device()
+        device.capacity = limit
+        with uncollected():
+            nets = build_nets(
+                specs, device=device, seed=0, dtype=dtype, train_batch=batch, test_batches=tests, input_shapes=shapes,
+                memory="train",
+            )  # fmt: skip
+            if is_solver(model):
+                updater_for(model, nets.train).place()
+            nets.train.prepare()
+            if not nets.train.takes_turns:
+                raise NetError(f"{nets.train.identity} has no plan: it has layers whose shapes depend on values")
+            calls = (call for schedule in nets.train.compiled() for call in schedule.calls if call.op in COPIES)
+            return nets.train.reckoned().ms, sum(call.operand(0).view.nbytes for call in calls)
+
+    @functools.cache
+    def pace(batch: int) -> Pace:
+        free_ms, _ = step(batch, _UNLIMITED)
+        ms, moved = math.inf, 0
+        with contextlib.suppress(OutOfDeviceMemory):
+            ms, moved = step(batch, room)
+        gc.collect()  # nets are circles
+        return Pace(batch, ms, free_ms, moved)
+
+    def parts(batch: int) -> int:
+        return round(min(pace(batch).slowdown, 2 * slowdown) * _PARTS)
+
+    return pace(max(1, largest(parts, round(slowdown * _PARTS), 1, 2)))
+
+
+_UNLIMITED = 1 << 46  # bytes
+_PARTS = 1_000_000  # of 1, in which a slowdown is counted
 
 
 def largest(held: Callable[[int], int], room: int, low: int, guess: int) -> int:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blobmem import OutOfDeviceMemory, SimulatedDevice, build_nets
-from blobmem.fit import CARD_OVERHEAD, MOST, fit, largest
-from blobmem.footprint import BOUND, CHUNK, PLANNED, SCHEMES, feed_zeros
+from blobmem.fit import CARD_OVERHEAD, MOST, fit, largest, largest_at
+from blobmem.footprint import BOUND, CHUNK, PLANNED, SCHEMES, feed_zeros, footprint
 
 ROOT = Path(__file__).parents[1]
 LENET = ROOT / "models" / "lenet" / "train_val.prototxt"
@@ -123,3 +123,35 @@ def test_where_bytes_do_not_grow_it_is_a_batch_that_fits_before_one_that_does_no
 
     found = largest(held, room, 1, 2)
     assert found == 0 if table[0] > room else held(found) <= room < held(found + 1)
+
+
+DEEP = 'layer { name: "data" type: "Input" top: "0" input_param { shape { dim: 4 dim: 8 dim: 32 dim: 32 } } }'
+for at in range(6):
+    options = "num_output: 8 kernel_size: 3 pad: 1 weight_filler { type: 'msra' }"
+    DEEP += f"""layer {{ name: "c{at}" type: "Convolution" bottom: "{at}" top: "{at + 1}" convolution_param {{ {options} }} }}
+                layer {{ name: "r{at}" type: "TanH" bottom: "{at + 1}" top: "{at + 1}" }}"""
+DEEP += 'layer { name: "loss" type: "Reduction" bottom: "6" top: "loss" loss_weight: 1 }'
+
+
+def reckoned(batch, nbytes):
+    """Milliseconds of a training step; infinite if it does not fit."""
+    device = SimulatedDevice(nbytes, compute=False)
+    nets = build_nets(DEEP, device=device, seed=0, train_batch=batch, memory="train")
+    try:
+        return nets.train.reckoned().ms
+    except OutOfDeviceMemory:
+        return math.inf
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.5])
+def test_a_batch_at_a_slowdown_is_that_slow_and_the_next_larger_one_slower(slowdown):
+    found = largest_at(DEEP, MIB, slowdown)
+    assert (found.ms, found.free_ms) == (reckoned(found.batch, MIB), reckoned(found.batch, None))
+    assert found.ms <= slowdown * found.free_ms
+    assert footprint(DEEP, train_batch=found.batch, schemes=[PLANNED])[PLANNED].train.total > MIB
+    assert reckoned(found.batch + 1, MIB) > slowdown * reckoned(found.batch + 1, None)
+
+
+def test_where_one_item_does_not_fit_there_is_no_pace():
+    found = largest_at(LENET, MIB, 1.1, input_shapes={"data": (1, 28, 28)})
+    assert (found.batch, found.ms, found.moved) == (1, math.inf, 0) and found.free_ms > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from blobmem.cli import options
 
 if TYPE_CHECKING:
     from blobmem.cli.output import Output
-    from blobmem.devices import Device
+    from blobmem.devices import SimulatedDevice
     from blobmem.fit import Fit
 
 DESCRIPTION = """\
@@ -27,12 +29,16 @@ examples:
   blobmem fit models/caffenet/solver.prototxt --card 16GiB --test-batch 50
   blobmem fit models/resnet50/solver.prototxt --card 80GiB --math tf32
   blobmem fit models/lenet/solver.prototxt --device-memory 64MiB
+  blobmem fit models/resnet50/solver.prototxt --device-memory 16GiB --max-slowdown 1.1
 
 The training batch is found beside the file's own test batches, or those of --test-batch. Both batches were reckoned,
 and the next larger ones do not fit; bytes mostly grow with the batch, but where an algorithm takes less workspace for
 more items a larger batch might fit again. A convolution whose algorithm is not known for a batch counts with the most
 that it may take, so that a run may hold less.
 If not one item fits, the exit code is 1, and `left` says what lacks.
+With --max-slowdown a net may have less memory than it needs, as `blobmem train --device-memory` grants it: what is
+found is the largest training batch of which an item takes at most so many times as long as without a limit, and how
+long a step takes. That is reckoned from times of calls on an H200 and from bytes that go to the host and back.
 """
 
 
@@ -59,6 +65,13 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--test-batch", type=options.positive, metavar="N", help="items in a test batch, instead of the largest"
     )
+    parser.add_argument(
+        "--max-slowdown",
+        type=options.slowdown,
+        metavar="TIMES",
+        help="find the largest training batch that takes at most so many times as long for an item as without a limit, "
+        "as in 1.1, where arrays are evicted and made anew",
+    )
     options.add_input_shape(parser)
     parser.add_argument(
         "--device",
@@ -83,6 +96,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if args.input_shape:
         check_input_shapes(args.model, specs_of(args.model), dict(args.input_shape))
     room = args.device_memory or max(args.card - CARD_OVERHEAD, 0)
+    if args.max_slowdown is not None:
+        return _pace(args, room, output)
     found = fit(
         args.model,
         room,
@@ -99,7 +114,37 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return 1
 
 
-def _device_maker(args: argparse.Namespace) -> Callable[[], Device]:
+def _pace(args: argparse.Namespace, room: int, output: Output) -> int:
+    """Find the largest training batch at that slowdown, and print how long its step takes."""
+    from blobmem.cli.output import mib
+    from blobmem.fit import largest_at
+    from blobmem.footprint import CHUNK
+
+    room -= 2 * CHUNK if args.card else 0  # at the ends of memories
+    log = logging.getLogger("blobmem")
+    level = log.level
+    log.setLevel(logging.WARNING)  # not what each batch that is tried would evict
+    try:
+        found = largest_at(
+            args.model, room, args.max_slowdown, test_batch=args.test_batch, input_shapes=dict(args.input_shape),
+            dtype=args.dtype, make_device=_device_maker(args),
+        )  # fmt: skip
+    finally:
+        log.setLevel(level)
+    if found.slowdown > args.max_slowdown:
+        took = f"takes {found.slowdown:.2f} times as long" if found.slowdown < math.inf else "does not fit"
+        output.error(f"in {mib(room)} MiB a training batch of 1 of {args.model} {took}")
+        return 1
+    columns = ["train\nbatch", "step,\nms", "without a\nlimit, ms", "times", "items a\nsecond", "moved,\nMiB"]
+    cells = [f"{found.ms:.2f}", f"{found.free_ms:.2f}", f"{found.slowdown:.3f}", f"{found.batch / found.ms * 1e3:.0f}"]
+    title = f"Largest training batch of {args.model} in {mib(room)} MiB, at most {args.max_slowdown:g} times slower"
+    output.table(title, columns, [[str(found.batch), *cells, mib(found.moved)]])
+    output.say()
+    output.say("moved: bytes that leave the device in a step, and that come back; times are reckoned")
+    return 0
+
+
+def _device_maker(args: argparse.Namespace) -> Callable[[], SimulatedDevice]:
     """What gives the device whose workspaces count; one for all batches, as it is to warn once."""
     from blobmem import devices
     from blobmem.devices.cuda.predicted import PredictedCuda

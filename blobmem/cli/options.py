@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import re
 import textwrap
 from collections.abc import Callable
@@ -51,6 +52,17 @@ def positive(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+    return value
+
+
+def slowdown(text: str) -> float:
+    """A number of at least 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, as in 1.1, got '{text}'")
     return value
 
 

@@ -81,3 +81,18 @@ def test_the_documentation_has_what_the_command_finds(blobmem):
     for line in result.out.splitlines()[rule + 1 : rule + 6]:
         scheme, train, test = re.match(r"(\D+?) +(\d+) +(\d+) ", line).groups()
         assert f"| {scheme} | {train} | {test} |\n" in page
+
+
+def test_a_pace(blobmem, tiny):
+    asked = ["fit", tiny.solver, "--device", "simulated", "--device-memory"]
+    result = blobmem(*asked, "64KiB", "--max-slowdown", "1.1")
+    assert result.code == 0 and not result.err
+    assert result.out.startswith(f"Largest training batch of {tiny.solver} in 0.1 MiB, at most 1.1 times slower\n")
+    batch, ms, free, times, rate, _ = result.out.splitlines()[4].split()
+    assert int(batch) > 100 and 1 <= float(times) <= 1.1
+    assert float(ms) / float(free) == pytest.approx(float(times), rel=0.05)
+    assert 1e3 * int(batch) / float(ms) == pytest.approx(float(rate), rel=0.5)
+    result = blobmem(*asked, "100", "--max-slowdown", "1.1")
+    assert result.code == 1 and "a training batch of 1 of" in result.err and "does not fit" in result.err
+    result = blobmem(*asked, "1KiB", "--max-slowdown", "0.9")
+    assert result.code == 2 and "expected a number of at least 1" in result.err
