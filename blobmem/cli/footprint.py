@@ -32,6 +32,7 @@ examples:
   blobmem footprint models/lenet/solver.prototxt --device cuda --math tf32
   blobmem footprint models/lenet/train_val.prototxt --json footprint.json
   blobmem footprint models/resnet50/solver.prototxt --html plan.html
+  blobmem footprint models/resnet50/solver.prototxt --device cuda --device-memory 1GiB --html plan.html
 
 A solver file counts the solver's state too; a net file has no solver.
 Sizes are in MiB (2^20 bytes) after one training and one test iteration; JSON has bytes.
@@ -83,6 +84,13 @@ def add(commands: Any) -> None:
         metavar="DEVICE",
         help="whose workspaces count: simulated (the default), or cuda or cuda:N, a GPU; where there is none, those "
         "that the algorithms chosen for an H200 take",
+    )
+    parser.add_argument(
+        "--device-memory",
+        type=options.nbytes,
+        metavar="BYTES",
+        help="most bytes to hold there, as in 8GiB, which planned nets keep to by evicting arrays; with --measure all "
+        "schemes have to",
     )
     options.add_math(parser)
     options.add_dtype(parser)
@@ -158,15 +166,16 @@ def _device_maker(args: argparse.Namespace) -> Callable[[], Device] | None:
     from blobmem import devices
 
     chosen = {"math": args.math or "", "deterministic": args.deterministic}
+    limit = args.device_memory
     if args.measured_on == "simulated":
         devices.get("simulated", **chosen)  # which has neither
-        return None
+        return partial(devices.SimulatedDevice, limit, compute=False) if limit else None
     from blobmem.devices.cuda import context
     from blobmem.devices.cuda.device import CudaDevice
     from blobmem.devices.cuda.predicted import PredictedCuda
     from blobmem.errors import DeviceError
 
-    chosen = {name: value for name, value in chosen.items() if value}
+    chosen = {name: value for name, value in (chosen | {"limit": limit}).items() if value}
     try:
         context.count()
     except DeviceError:

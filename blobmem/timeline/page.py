@@ -53,7 +53,11 @@ def _part(timelines: Sequence[Timeline], held: bool) -> Any:
 
     wide = {"sizing_mode": "stretch_width"}
     y_range = Range1d(0, 1.02 * max(timeline.nbytes or 1 for timeline in timelines) / _MIB)
-    figures = [_figure(timeline, y_range, held) for timeline in timelines]
+    shown = [_figure(timeline, y_range, held) for timeline in timelines]
+    figures = [
+        column(figure, _copies(timeline, figure.x_range), **wide) if timeline.copies else figure
+        for figure, timeline in zip(shown, timelines, strict=True)
+    ]
     tables = [Div(text=_peak_table(timeline), **wide) for timeline in timelines]
     return column(row(figures, **wide), row(tables, **wide), **wide)
 
@@ -83,6 +87,36 @@ def _figure(timeline: Timeline, y_range: Any, held: bool) -> Any:
     return shown
 
 
+def _copies(timeline: Timeline, x_range: Any) -> Any:
+    """A row for each of the two streams of copies, over the same calls."""
+    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.plotting import figure
+
+    shown = figure(
+        y_range=["copies back", "copies away"], x_range=x_range, height=110, min_width=320, toolbar_location=None,
+        sizing_mode="stretch_width", tools="",
+    )  # fmt: skip
+    columns = {
+        "name": [copy.name for copy in timeline.copies],
+        "nbytes": [copy.nbytes for copy in timeline.copies],
+        "mib": [copy.nbytes / _MIB for copy in timeline.copies],
+        "stream": ["copies away" if copy.out else "copies back" for copy in timeline.copies],
+        "left": [copy.begin for copy in timeline.copies],
+        "right": [copy.end for copy in timeline.copies],
+        "ms": [copy.ms for copy in timeline.copies],
+        "first": [timeline.label(copy.begin) for copy in timeline.copies],
+        "last": [timeline.label(copy.end) for copy in timeline.copies],
+    }
+    bars = shown.hbar(
+        "stream", 0.7, "right", "left", line_color="#ffffff", line_width=0.5, source=ColumnDataSource(columns)
+    )
+    fields = ("name", "bytes", "reckoned", "from", "to")
+    texts = ("@name", "@nbytes{0,0} (@mib{0,0.0} MiB)", "@ms{0,0.000} ms", "@first", "@last")
+    shown.add_tools(HoverTool(renderers=[bars], tooltips=list(zip(fields, texts, strict=True))))
+    shown.xaxis.visible = False
+    return shown
+
+
 def _columns(timeline: Timeline) -> dict[str, list[Any]]:
     # lists, as the names are to be found in the page as text
     rows = timeline.rows
@@ -95,8 +129,8 @@ def _columns(timeline: Timeline) -> dict[str, list[Any]]:
         "layer": [row.layer for row in rows],
         "left": [row.first for row in rows],
         "right": [row.last + 1 for row in rows],
-        "first": [f"{row.first} {timeline.calls[row.first]}" for row in rows],
-        "last": [f"{row.last} {timeline.calls[row.last]}" for row in rows],
+        "first": [timeline.label(row.first) for row in rows],
+        "last": [timeline.label(row.last) for row in rows],
         "bottom": [row.offset / _MIB for row in rows],
         "top": [(row.offset + row.nbytes) / _MIB for row in rows],
     }

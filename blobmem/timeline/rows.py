@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from blobmem.devices import Device, SimulatedDevice
 from blobmem.devices.pages import round_up
@@ -18,6 +20,7 @@ from blobmem.net.build import uncollected
 from blobmem.net.builder import Nets, build_nets, is_solver, specs_of
 from blobmem.net.net import Net
 from blobmem.net.plan import Plan
+from blobmem.net.plan.times import COPIES
 from blobmem.net.schedule import Unit
 from blobmem.solvers import updater_for
 
@@ -49,6 +52,26 @@ class Row(NamedTuple):
     offset: int
 
 
+class Copy(NamedTuple):
+    """An array on its way to the host, or back.
+
+    Attributes:
+        name: of the array.
+        nbytes: how large it is.
+        out: it leaves the device.
+        begin, end: when it is under way, as is reckoned (`net.plan.times`), on the scale of calls: 3.5 is when half of
+            the time of call 3 has passed.
+        ms: how long that is.
+    """
+
+    name: str
+    nbytes: int
+    out: bool
+    begin: float
+    end: float
+    ms: float
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """What of a net may take turns, over a whole pass.
@@ -58,12 +81,14 @@ class Timeline:
         calls: a label for each call of the pass, in order: layer and op. Calls that run as one are one.
         rows: what there is, in the order of first use.
         nbytes: bytes that it takes.
+        copies: of what is evicted, in the order in which they are queued.
     """
 
     net: str
     calls: list[str]
     rows: list[Row]
     nbytes: int
+    copies: list[Copy] = field(default_factory=list)
 
     def loads(self) -> list[int]:
         """Bytes in use during each call."""
@@ -72,6 +97,11 @@ class Timeline:
             changes[row.first] += row.nbytes
             changes[row.last + 1] -= row.nbytes
         return list(accumulate(changes))[:-1]
+
+    def label(self, moment: float) -> str:
+        """The number and the label of the call at a moment on the scale of calls."""
+        at = min(int(moment), len(self.calls) - 1)
+        return f"{at} {self.calls[at]}"
 
     def peak(self) -> int:
         """The first of the calls during which most bytes are in use."""
@@ -97,7 +127,7 @@ def timelines(
 
     "planned" is what `blobmem train` does: offsets are those in the arena, which the nets share. "unplanned" is what
     nets do that keep their blobs, on one stream: an array has its own place for the whole pass, and all calls have one
-    workspace.
+    workspace. On a device that may hold less than the planned nets need, arrays are evicted.
 
     The arguments are those of `footprint.footprint`. Raises NetError for anything wrong in the files, a shape that
     neither they nor input_shapes state, or a net that cannot be planned: its shapes depend on values, or nothing runs.
@@ -136,7 +166,26 @@ def _timeline(name: str, net: Net) -> Timeline:
     layers = [_layers(unit) for unit in units]
     rows = sorted(_rows(net, plan, layers), key=lambda row: (row.first, -row.last))
     calls = [f"{layer}: {_ops(unit)}" for layer, unit in zip(layers, units, strict=True)]
-    return Timeline(f"{name}, batch {batch_of(net)}", calls, rows, plan.nbytes)
+    return Timeline(f"{name}, batch {batch_of(net)}", calls, rows, plan.nbytes, _copies(net, units))
+
+
+def _copies(net: Net, units: Sequence[Unit]) -> list[Copy]:
+    """What is on its way to the host and back, and when."""
+    copying = [unit.calls[-1].op in COPIES for unit in units]
+    if not any(copying):
+        return []
+    times = net.reckoned()
+    at = np.flatnonzero(~np.array(copying))  # what computes, one after the other
+    when = np.column_stack((times.begin[at], times.end[at])).ravel()
+    places = np.column_stack((at, at + 1)).ravel()
+    result = []
+    for index in (index for index, copies in enumerate(copying) if copies):
+        call, begin, end = units[index].calls[-1], times.begin[index], times.end[index]
+        memory = call.operand(0).memory
+        first, last = np.interp((begin, end), when, places).tolist()
+        out = call.op == "evict"
+        result.append(Copy(memory.name, call.operand(0).view.nbytes, out, first, last, float(end - begin)))
+    return result
 
 
 def _rows(net: Net, plan: Plan, layers: Sequence[str]) -> Iterator[Row]:

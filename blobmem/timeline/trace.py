@@ -32,6 +32,16 @@ def _events(pid: int, timeline: Timeline) -> Iterator[Event]:
     for at, load in enumerate((*timeline.loads(), 0)):
         yield {"ph": "C", "pid": pid, "ts": at, "name": "bytes in use", "args": {"bytes": load}}
     tid = 0
+    for out, name in ((True, "copies away"), (False, "copies back")):
+        copies = [copy for copy in timeline.copies if copy.out is out]
+        if copies:
+            tid += 1
+            yield _name("thread", pid, tid, name)
+        for copy in copies:
+            yield {
+                "ph": "X", "pid": pid, "tid": tid, "ts": copy.begin, "dur": copy.end - copy.begin, "name": copy.name,
+                "cat": name, "args": {"bytes": copy.nbytes, "ms": copy.ms},
+            }  # fmt: skip
     for purpose in dict.fromkeys(row.purpose for row in timeline.rows):
         for track in _tracks(row for row in timeline.rows if row.purpose == purpose):
             tid += 1

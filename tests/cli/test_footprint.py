@@ -197,6 +197,20 @@ def test_what_the_device_is_made_with(blobmem, tiny, no_gpu, monkeypatch):
     monkeypatch.setattr("blobmem.devices.cuda.predicted.PredictedCuda", spy)
     document(blobmem, tiny.net, "--device", "cuda", "--math", "tf32", "--deterministic")
     assert made == [{"math": "tf32", "deterministic": True}] * 4, "the lower bound is that of the planned nets"
+    made.clear()
+    document(blobmem, tiny.net, "--device", "cuda", "--device-memory", "1GiB")
+    assert made == [{"limit": 1 << 30}] * 4
+
+
+def test_planned_nets_keep_to_the_memory_that_they_are_given(blobmem, tiny):
+    def totals(*options):
+        schemes = document(blobmem, tiny.net, "--train-batch", 1000, *options)["schemes"]
+        return {name: scheme["total_bytes"] for name, scheme in schemes.items()}
+
+    free = totals()
+    limited = totals("--device-memory", free["planned"] - 1000)
+    assert limited["planned"] <= free["planned"] - 1000
+    assert all(limited[name] == free[name] for name in ("separate", "weights", "blobs"))
 
 
 @pytest.mark.parametrize("option", [["--math", "tf32"], ["--deterministic"]])

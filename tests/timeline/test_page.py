@@ -91,6 +91,25 @@ def hovered(tab, index, row, call):
 
 
 @pytest.mark.skipif(screenshot.browser() is None, reason="needs Chromium or Chrome")
+def test_copies_are_below_the_calls_that_they_are_beside(evicting, tmp_path):
+    pytest.importorskip("playwright")
+    write_page({"planned": [evicting]}, tmp_path / "plan.html", "evicting")
+    with screenshot.opened(tmp_path / "plan.html", viewport={"width": 1400, "height": 900}) as tab:
+        arrays, copies = tab.evaluate(
+            f"() => ({FIGURES})().map(view => view.frame.bbox).map(box => [box.x, box.width])"
+        )
+        assert arrays == copies
+        copy = max(evicting.copies, key=lambda copy: copy.end - copy.begin)
+        x, _ = place(tab, 0, (copy.begin + copy.end) / 2, 0)
+        box = tab.get_by_text("copies away").or_(tab.locator("canvas")).last.bounding_box()
+        tab.mouse.move(x, box["y"] + box["height"] * (0.25 if copy.out else 0.75))
+        tab.locator(".bk-tooltip-row-value").first.wait_for()
+        texts = tab.locator(".bk-tooltip-row-value").all_inner_texts()
+    assert texts[0] == copy.name and texts[1].startswith(f"{copy.nbytes:,} (")
+    assert texts[2:] == [f"{copy.ms:.3f} ms", evicting.label(copy.begin), evicting.label(copy.end)]
+
+
+@pytest.mark.skipif(screenshot.browser() is None, reason="needs Chromium or Chrome")
 def test_in_a_browser(chain, page):
     pytest.importorskip("playwright")
     with screenshot.opened(page, viewport={"width": 1400, "height": 900}) as tab:

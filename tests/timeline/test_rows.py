@@ -115,6 +115,20 @@ def test_unplanned_is_what_nets_take_that_keep_their_blobs(name, device):
     assert max(offset + nbytes for offset, nbytes in places.items()) == found.nbytes
 
 
+def test_what_is_evicted_is_on_its_way_on_two_streams(chain, evicting):
+    assert not any(timeline.copies for found in chain.values() for timeline in found)
+    away, back = ([copy for copy in evicting.copies if copy.out is out] for out in (True, False))
+    assert [*map(len, (away, back))] == [sum(f": {op}" in call for call in evicting.calls) for op in ("evict", "fetch")]
+    assert away and {copy.name for copy in away} == {copy.name for copy in back}
+    for stream in (away, back):
+        assert all(one.end <= other.begin for one, other in pairwise(stream))
+        assert all(0 < copy.begin < copy.end <= len(evicting.calls) and copy.ms > 0 for copy in stream)
+    for copy in back:
+        rows = [row for row in evicting.rows if row.name == copy.name and row.first <= copy.begin]
+        first, last = rows[0], rows[-1]
+        assert first.last < last.first and last.nbytes == copy.nbytes and copy.end < last.last + 1
+
+
 def test_batches_and_names_of_several_test_nets():
     found = timelines(MODELS / "lenet" / "train_val.prototxt", train_batch=3, test_batches=[4, 5])["planned"]
     assert [timeline.net for timeline in found] == ["train net, batch 3", "test net 0, batch 4", "test net 1, batch 5"]

@@ -57,6 +57,17 @@ def test_slices_are_the_rows(found, tmp_path):
         assert 1 <= depth([e for e in slices if (e["pid"], e["tid"]) == track]) <= 100
 
 
+def test_copies_are_on_tracks_of_their_own(evicting, tmp_path):
+    events = written([evicting], tmp_path / "trace.json")
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    for out, name in ((True, "copies away"), (False, "copies back")):
+        found = [e for e in events if e["ph"] == "X" and tracks[e["tid"]] == name]
+        assert depth(found) == 1
+        assert [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in found] == [
+            (copy.name, copy.begin, pytest.approx(copy.end)) for copy in evicting.copies if copy.out is out
+        ]
+
+
 def test_no_track_is_deeper_than_can_be_shown(tmp_path):
     rows = [Row(f"r{n}", "data", (1,), 4, "l", n, 999 - n, 512 * n) for n in range(250)]
     events = written([Timeline("net", ["l: op"] * 1000, rows, 0)], tmp_path / "trace.json")

@@ -9,6 +9,9 @@ from blobmem.devices.simulated import SimulatedDevice
 class PredictedCuda(SimulatedDevice):
     """A device with the workspaces of CUDA's ops, those of convolutions from the files of chosen algorithms.
 
+    Args:
+        limit: most bytes to hold.
+
     Attributes:
         model: the GPU whose files are looked up.
         uncertain: whether they lacked a convolution, which was charged the most that it may take.
@@ -20,8 +23,10 @@ class PredictedCuda(SimulatedDevice):
     predicts = True
     workspace_limit: int | None = None
 
-    def __init__(self, model: str = "NVIDIA H200", math: str = "fp32", deterministic: bool = False) -> None:
-        super().__init__(compute=False)
+    def __init__(
+        self, model: str = "NVIDIA H200", math: str = "fp32", deterministic: bool = False, limit: int | None = None
+    ) -> None:
+        super().__init__(limit, compute=False)
         self.model, self.math, self.deterministic = model, math, deterministic
         self.uncertain = False
 
