@@ -6,7 +6,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from blobmem.devices import Device, Stream
@@ -23,7 +22,12 @@ log = logging.getLogger("blobmem")
 _TOGETHER = 64
 """Steps of which a graph is made: the host is then out of the way, as when a pass is one graph."""
 
-_EMPTY = 9  # marks with nothing between them, to know what a mark takes
+MARK = 3.4e-3
+"""Milliseconds that a mark adds to a call: 1.3 us are its own, and the kernel behind it begins later than it would
+behind another kernel. With that the calls of twelve nets sum to their captured steps on an H200, within 3%."""
+
+LEAST = 0.5e-3
+"""Milliseconds that no call takes less than."""
 
 
 class Clock:
@@ -77,16 +81,12 @@ class Clock:
 
     def stop(self) -> None:
         """Wait for what has run."""
-        empty = self._device.marks()
-        graph = self._device.capture(lambda _: [empty.put() for _ in range(_EMPTY)])
-        graph.launch()
         stream = self._device.compute_stream()
         if stream is not None:
             stream.synchronize()
-        mark = median(empty.gaps())
         for steps, marks, _ in self._runs:
             taken = zip(steps, marks.gaps(), strict=True)
-            self.calls += [(step.call, max(0.0, ms - mark)) for step, ms in taken]
+            self.calls += [(step.call, max(LEAST, ms - MARK)) for step, ms in taken]
         self._runs.clear()
 
     def keep(self) -> None:

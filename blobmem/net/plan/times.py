@@ -19,7 +19,10 @@ from blobmem.ops.call import Call, Operand
 from blobmem.ops.registry import ArraySpec
 
 LINK = 55e9
-"""Bytes that are copied in a second, each way: what a GPU's link to the host does."""
+"""Bytes that are copied in a second, one way: what a GPU's link to the host does."""
+
+BOTH = 48.7e9
+"""Bytes that are copied in a second each way where both are busy."""
 
 MEMORY = 3e12
 """Bytes that calls read and write in a second, where they do little more than that."""
@@ -146,7 +149,8 @@ def reckon(drawn: Draft, times: Times) -> Reckoned:
     """When what runs in a pass begins and ends, on one stream for calls and one each for copies out and in.
 
     Each stream is in order. A copy comes after the calls before it, a call after the copies that bring what it uses,
-    and what is the first in bytes that are being copied away after that copy.
+    and what is the first in bytes that are being copied away after that copy. A copy is slower while those that were
+    queued before it the other way are under way.
     """
     calls = [unit.calls[-1] for unit in chain.from_iterable(drawn.units)]
     after = _copies_before(calls, drawn)
@@ -155,14 +159,19 @@ def reckon(drawn: Draft, times: Times) -> Reckoned:
     for at, call in enumerate(calls):
         begin = max([computed, *(ends[other] for other in after.get(at, ()))])
         if call.op in COPIES:
-            begin = max(begin, copied[str(call.op)])
-        end = begin + times.ms(call)
-        begins[at], ends[at] = begin, end
-        if call.op in COPIES:
-            copied[str(call.op)] = end
+            way, other = COPIES if call.op == COPIES[0] else COPIES[::-1]
+            begin = max(begin, copied[way])
+            copied[way] = end = _copied(begin, times.ms(call), copied[other])
         else:
-            computed = end
+            computed = end = begin + times.ms(call)
+        begins[at], ends[at] = begin, end
     return Reckoned(float(ends.max(initial=0)), begins, ends)
+
+
+def _copied(begin: float, ms: float, other: float) -> float:
+    """When a copy ends that would take so many ms alone, where the link is busy the other way until `other`."""
+    both = min(ms * LINK / BOTH, max(0.0, other - begin))
+    return begin + both + (ms - both * BOTH / LINK)
 
 
 def _copies_before(calls: Sequence[Call], drawn: Draft) -> Mapping[int, list[int]]:

@@ -41,10 +41,12 @@ def draft_of(calls, places):
     return drawn
 
 
-def reckoned(calls, places):
+def reckoned(calls, places, slow=()):
+    """When calls begin; those in `slow` copy while the link is busy the other way."""
     found = reckon(draft_of(calls, places), Told(SimulatedDevice()))
     assert isinstance(found, Reckoned) and found.ms == found.end.max()
-    assert np.all(found.end - found.begin == [each.attributes["ms"] for each in calls])
+    took = [times.LINK / times.BOTH if at in slow else 1.0 for at in range(len(calls))]
+    np.testing.assert_allclose(found.end - found.begin, np.multiply(took, [each.attributes["ms"] for each in calls]))
     return found.begin.tolist()
 
 
@@ -75,9 +77,21 @@ def test_a_copy_back_waits_for_the_copy_away_of_its_bytes_and_of_what_was_there(
         call("use", read(back), ms=1.0),
     ]
     assert reckoned(calls, [(a, 0, 2, 0), (b, 1, 3, KIB), (back, 4, 5, KIB)]) == [0, 1, 2, 3, 8, 9]
-    assert reckoned(calls, [(a, 0, 2, 0), (b, 1, 3, KIB), (back, 4, 5, 2 * KIB)])[4] == 3
+    assert reckoned(calls, [(a, 0, 2, 0), (b, 1, 3, KIB), (back, 4, 5, 2 * KIB)], slow=[4])[4] == 3
     calls[2].attributes["ms"] = 9.0
-    assert reckoned(calls, [(a, 0, 2, 0), (b, 1, 3, KIB), (back, 4, 5, 2 * KIB)])[4] == 11
+    assert reckoned(calls, [(a, 0, 2, 0), (b, 1, 3, KIB), (back, 4, 5, 2 * KIB)], slow=[4])[4] == 11
+
+
+def test_a_copy_is_slower_while_one_the_other_way_is_under_way(monkeypatch):
+    monkeypatch.setattr(times, "BOTH", times.LINK / 2)
+    a, b = map(array, "ab")
+    calls = [call("make", overwrite(a), ms=1.0), call("evict", read(a), home=object(), ms=4.0),
+             call("fetch", overwrite(b), home=HOME, ms=5.0)]  # fmt: skip
+    drawn = draft_of(calls, [(a, 0, 1, 0), (b, 2, 2, KIB)])
+    found = reckon(drawn, Told(SimulatedDevice()))
+    assert found.begin.tolist() == [0, 1, 1] and found.end.tolist() == [1, 5, 8], "2 of its 5 ms in 4, then 3"
+    calls[2].attributes["ms"] = 1.0
+    assert reckon(drawn, Told(SimulatedDevice())).end.tolist() == [1, 5, 3]
 
 
 def test_one_that_takes_over_bytes_in_place_waits_for_their_copy():
