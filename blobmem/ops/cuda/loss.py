@@ -134,3 +134,11 @@ def softmax_loss_backward(prob: CudaArray, label: CudaArray, dloss: CudaArray, d
     counts = count_labels(label, classes, ignore, divisor, ws)
     _KERNELS.run(dx, "softmax_loss_gradient", blocks, THREADS, prob, label, dloss, dx, ws, counts, outer * inner,
                  classes, inner, slices, ignore, divisor, *label_fault(prob, layer, classes))  # fmt: skip
+
+
+@op(family="cuda", workspace=_counts)
+def divide_by_labels(x: CudaArray, label: CudaArray, y: CudaArray, *, classes: int, ignore_label: int | None,
+                     layer: str, ws: CudaArray) -> None:  # fmt: skip
+    """y = x over how many labels are classes and not `ignore_label`, or 1 if none is; x and y are numbers."""
+    counts = count_labels(label, classes, ignore_as_number(ignore_label), 0.0, ws)
+    _KERNELS.run(x, "over_labels", 1, THREADS, x, y, ws, counts)

@@ -87,3 +87,10 @@ def softmax_loss_backward(prob: np.ndarray, label: np.ndarray, dloss: np.ndarray
     scale = float(dloss.reshape(-1)[0]) / normalizer(normalization, outer, inner, valid)
     parallel_for(label_gradient, outer, prob.reshape(-1), label.reshape(-1), dx.reshape(-1), classes, inner,
                  ignore, scale, grain=1 + 8 * _GRAIN // max(1, classes * inner))  # fmt: skip
+
+
+@op
+def divide_by_labels(x: np.ndarray, label: np.ndarray, y: np.ndarray, *, classes: int, ignore_label: int | None,
+                     layer: str) -> None:  # fmt: skip
+    """y = x over how many labels are not `ignore_label`, or 1 if all are; x and y are numbers. Raises as losses do."""
+    np.divide(x, max(1, count_labels(label, classes, ignore_as_number(ignore_label), layer)), out=y)

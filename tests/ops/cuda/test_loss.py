@@ -67,6 +67,15 @@ def test_all_labels_ignored_or_fractional(dtype, cuda, rng):
         cuda.compare("softmax_loss_backward", x, label, np.ones(1, dtype), np.ones_like(x), **attributes)
 
 
+@DTYPES
+@pytest.mark.parametrize("ignored", [0, 7], ids=["some", "no such"])
+def test_divide_by_labels(ignored, dtype, cuda, rng):
+    label = rng.integers(0, 3, (40, 70)).astype(dtype)  # which several blocks count
+    attributes = {"classes": 3, "ignore_label": ignored, "layer": "loss"}
+    for given in (label, np.full((2, 3), ignored, dtype)):
+        cuda.compare("divide_by_labels", np.array([5], dtype), given, np.full(1, np.nan, dtype), **attributes)
+
+
 def test_a_probability_that_vanished(cuda):
     x = np.array([[[0], [-2000]], [[-300], [0]]], np.float32)
     attributes = {"ignore_label": None, "normalization": "FULL", "layer": "loss"}

@@ -116,6 +116,7 @@ CASES = {
     "deconv_backward_data": ([CX, CW, Out(*CY)], CONV),
     "deconv_backward_weights": ([CY, CX, InOut(*CW)], CONV | {"accumulate": True}),
     "detection_rows": ([(2, 1, 50, 4), (2, 50, 3), mask(0, 50, 2, 3, 4), mask(2, 3, 2, 3), Out(12, 7)], {}),
+    "divide_by_labels": ([(), labels((7, 3)), Out()], {"classes": 5, "ignore_label": 1, "layer": "l"}),
     "dropout_forward": ([X, Out(*X), Out(*X, dtype=np.uint8)], {"ratio": 0.4, "draws": DRAWS}),
     "dropout_backward": ([X, mask(0, 2, *X, dtype=np.uint8), Out(*X)], {"ratio": 0.4}),
     "eltwise_sum": ([X, X, X, Out(*X)], {"coeffs": (1.0, -2.0, 0.5)}),

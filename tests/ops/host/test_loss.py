@@ -87,6 +87,16 @@ def test_all_labels_ignored(dtype, garbage):
     assert not dx.any()
 
 
+def test_numbers_are_divided_by_the_labels_that_count(dtype, garbage):
+    attributes = {"classes": 3, "ignore_label": 1, "layer": "l"}
+    for label, expected in (([[0, 1, 2], [1, 0, 0]], 1.75), ([[1]], 7)):
+        y = garbage()
+        loss.divide_by_labels(np.array(7, dtype), np.array(label, dtype), y, **attributes)
+        assert y == expected
+    with pytest.raises(NetError, match="layer 'l': label 3 of item 1 is no class"):
+        loss.divide_by_labels(np.array(7, dtype), np.array([[0, 3]], dtype), garbage(), **attributes)
+
+
 def test_a_probability_that_vanished_gives_a_finite_loss(dtype, garbage):
     x, prob, total = np.array([[[0], [1e4]]], dtype), garbage(1, 2, 1), garbage()
     loss.softmax_loss_forward(

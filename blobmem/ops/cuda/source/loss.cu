@@ -50,6 +50,13 @@ extern "C" __global__ void count_labels(const T *label, double *parts, i64 n, in
   if (threadIdx.x == 0) parts[blockIdx.x] = count;
 }
 
+// y = x over the sum of the counts, or 1; one block.
+extern "C" __global__ void over_labels(const T *x, T *y, const double *parts, int counts) {
+  __shared__ double sums[32];
+  double value = gradient_scale(x, 0, parts, counts, sums);
+  if (threadIdx.x == 0) y[0] = (T)value;
+}
+
 extern "C" __global__ void softmax_loss_gradient(const T *prob, const T *label, const T *dloss, D *dx,
                                                  const double *parts, int counts, i64 positions, int classes, i64 inner,
                                                  int slices, T ignore, double divisor, i64 *fault, i64 code) {
