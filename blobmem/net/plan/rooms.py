@@ -1,9 +1,10 @@
-"""A pass over the calls of a net in parts: its convolutions are told how much workspace there is for them."""
+"""A pass over calls in parts or slices of the batch: convolutions are told how much workspace there is for them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence, Set
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.ops.call import Call, memories
 
+_CONVOLUTIONS = ("conv_forward", "conv_backward_data", "conv_backward_weights")
 _UNIT, _LEAST = 1 << 20, 32 << 20  # bytes: rooms are multiples of the one, and no less than the other
 
 
@@ -28,15 +30,22 @@ def with_rooms(calls: Sequence[Call], whole: Sequence[Call], free: Set[SyncedMem
     outside, loads = held(calls, free)
     _, before = held(whole, free)
     most = max(int(loads.max(initial=0)), int(before.max(initial=0)) - outside)
-    rooms: dict[int, int] = {}
+    return with_room(calls, loads, most)
+
+
+def with_room(calls: Sequence[Call], loads: np.ndarray, most: int) -> list[Call]:
+    """The calls, convolutions with the workspace that there is where `most` bytes, of which each call's arrays take so
+    many, are not to be exceeded. It is the same for all parts of the batch, and 32 MiB or more."""
+    rooms: dict[tuple[int, Any], int] = {}
     for each, load in zip(calls, loads, strict=True):
-        if each.op == "conv_forward":
-            rooms[each.layer] = min(rooms.get(each.layer, most), most - int(load))
+        if each.op in _CONVOLUTIONS:
+            place = (each.layer, each.op)
+            rooms[place] = min(rooms.get(place, most), most - int(load))
     return [
         dataclasses.replace(
-            each, attributes={**each.attributes, "room": max(rooms[each.layer], _LEAST) // _UNIT * _UNIT}
+            each, attributes={**each.attributes, "room": max(rooms[each.layer, each.op], _LEAST) // _UNIT * _UNIT}
         )
-        if each.op == "conv_forward"
+        if each.op in _CONVOLUTIONS
         else each
         for each in calls
     ]

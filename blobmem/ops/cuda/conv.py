@@ -88,17 +88,19 @@ def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turn
     return images + _plan_bytes(key, device, w, turned=turned)
 
 
-def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, **window: Any) -> int:
-    return _plan_bytes(key_of("data", device, dx, w, **window), device, w)
+def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, room: int | None = None, **window: Any) -> int:
+    return _plan_bytes(within(key_of("data", device, dx, w, **window), room, device), device, w)
 
 
-def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, **given: Any) -> int:
+def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, room: int | None = None,
+                   **given: Any) -> int:  # fmt: skip
     """For plans, which cannot add to what is there, dw comes first."""
-    x, window, room = _turned_images(x, _window(**given))
+    x, window, images = _turned_images(x, _window(**given))
     wide = _wide(x, dw, window, device)
-    if wide and (nbytes := wide.workspace_bytes("weights", device, window)):
+    if wide and (nbytes := wide.workspace_bytes("weights", device, window, room)):
         return nbytes
-    return room + _plan_bytes(key_of("weights", device, x, dw, *window), device, dw, accumulate)
+    key = within(key_of("weights", device, x, dw, *window), room, device)
+    return images + _plan_bytes(key, device, dw, accumulate)
 
 
 def _turned_images(x: Any, window: Window) -> tuple[Any, Window, int]:
@@ -273,9 +275,9 @@ def _run_forward(plan: Plan, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaA
 
 
 def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArray, ws: CudaArray | None,
-                   window: Window) -> None:  # fmt: skip
+                   window: Window, room: int | None = None) -> None:  # fmt: skip
     """dx from dy; with `b`, the outputs of a deconvolution of dy."""
-    plan = plan_of(key_of("data", dx.device, dx, w, *window), dx.device)
+    plan = plan_of(within(key_of("data", dx.device, dx, w, *window), room, dx.device), dx.device)
     if plan is None:
         direct_backward_data(dy, w, b, dx, **_keywords(window))
         return
@@ -289,14 +291,14 @@ def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArr
 
 
 def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
-                      window: Window) -> None:  # fmt: skip
-    seen, window, room = _turned_images(x, window)
+                      window: Window, room: int | None = None) -> None:  # fmt: skip
+    seen, window, images = _turned_images(x, window)
     wide = _wide(seen, dw, window, x.device)
-    if wide and wide.backward_weights(x, dy, dw, ws, accumulate, window, bool(room)):
+    if wide and wide.backward_weights(x, dy, dw, ws, accumulate, window, bool(images), room):
         return
-    if room:
+    if images:
         x, ws = _turn_images(x, ws)
-    plan = plan_of(key_of("weights", x.device, x, dw, *window), x.device)
+    plan = plan_of(within(key_of("weights", x.device, x, dw, *window), room, x.device), x.device)
     turns = weights_turn(dw.shape, window[-1])
     if plan is None:
         direct_backward_weights(x, dy, dw, accumulate=accumulate, **_keywords(window))
@@ -373,9 +375,9 @@ class _Wide(NamedTuple):
         return True
 
     def backward_weights(self, x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
-                         window: Window, planes: bool) -> bool:  # fmt: skip
+                         window: Window, planes: bool, room: int | None) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran. `planes`: x has its channels second."""
-        plan = self.plan("weights", x.device, window)
+        plan = self.plan("weights", x.device, window, room)
         if plan is None:
             return False
         images, plain, wide = self._arrays(ws)
@@ -422,19 +424,20 @@ def conv_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, 
 
 @op(family="cuda", workspace=lambda dy, w, dx, **others: _data_bytes(dx, w, **others))
 def conv_backward_data(dy: CudaArray, w: CudaArray, dx: CudaArray, *, ws: CudaArray | None = None, stride: Shape,
-                       pad: Shape, dilation: Shape, group: int, layout: str = "NCHW") -> None:  # fmt: skip
-    """The gradient for x."""
+                       pad: Shape, dilation: Shape, group: int, layout: str = "NCHW",
+                       room: int | None = None) -> None:  # fmt: skip
+    """The gradient for x. A plan takes at most `room` bytes of workspace."""
     window = stride, pad, dilation, group, layout
-    _backward_data(dy, w, None, dx, ws, window)
+    _backward_data(dy, w, None, dx, ws, window, room)
 
 
 @op(family="cuda", workspace=lambda x, dy, dw, **others: _weights_bytes(x, dw, **others))
 def conv_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, ws: CudaArray | None = None, stride: Shape,
-                          pad: Shape, dilation: Shape, group: int, accumulate: bool,
-                          layout: str = "NCHW") -> None:  # fmt: skip
-    """The gradient for w."""
+                          pad: Shape, dilation: Shape, group: int, accumulate: bool, layout: str = "NCHW",
+                          room: int | None = None) -> None:  # fmt: skip
+    """The gradient for w. A plan takes at most `room` bytes of workspace."""
     window = stride, pad, dilation, group, layout
-    _backward_weights(x, dy, dw, ws, accumulate, window)
+    _backward_weights(x, dy, dw, ws, accumulate, window, room)
 
 
 @op(family="cuda", workspace=lambda dy, db, **_: channels.workspace_bytes(_folded(dy, db)))

@@ -898,6 +898,12 @@ def test_where_there_is_little_room_another_plan_runs(gpu, rng):
             nbytes, ws = workspace(gpu, op, at.x, at.w, at.b, at.y, room=room, **WINDOW)
             assert nbytes == taken, (op, room)
             table("cuda")[op](at.x, at.w, at.b, at.y, ws=ws, room=room, **WINDOW)
+    for op, operands in (("conv_backward_data", (at.y, at.w, at.x)), ("conv_backward_weights", (at.x, at.y, at.w))):
+        attributes = WINDOW | ({"accumulate": False} if op == "conv_backward_weights" else {})
+        for room, taken in [*usual, (290, 290), (289, 10)]:
+            nbytes, ws = workspace(gpu, op, *operands, room=room, **attributes)
+            assert nbytes == taken, (op, room)
+            table("cuda")[op](*operands, ws=ws, room=room, **attributes)
     texts = algorithms.read(algorithms.files()[-1])
     assert {text.partition("room=")[2] for text in texts} == {"", "999", "290", "289"}
 
