@@ -8,7 +8,7 @@ An op may choose another algorithm for fewer items, so that results are the same
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.plan.rooms import loads
-from blobmem.ops.call import Call, Operand, call, memories, overwrite, read
+from blobmem.ops.call import Call, Operand, call, memories, overwrite
 
 MOST_PARTS, FEWEST_ITEMS = 16, 8
 """Of more parts, or of fewer items in each, a GPU's kernels get too small to fill it."""
@@ -74,8 +74,13 @@ class Parts(NamedTuple):
 
     def divides(self, first: int, last: int) -> bool:
         """Whether a run of layers first to last would be of some of these, but not all."""
-        begin, end = self.layers
-        return first <= end and begin <= last and not (first <= begin and end <= last)
+        return divides(self.layers, first, last)
+
+
+def divides(layers: tuple[int, int], first: int, last: int) -> bool:
+    """Whether a run of layers first to last would be of some of these, from one to another, but not all."""
+    begin, end = layers
+    return first <= end and begin <= last and not (first <= begin and end <= last)
 
 
 def in_parts(
@@ -103,7 +108,7 @@ def in_parts(
     if stretch is None:
         return None
     rewritten = channels_last(calls) if images_last else calls
-    turned = _turned(rewritten)
+    turned = turned_of(rewritten)
     choice = _choose(calls, stretch, free, whole, turned, _in_both_orders(rewritten), on_host)
     if choice is None:
         return None
@@ -111,7 +116,7 @@ def in_parts(
     return _divided(calls, range(stretch.begin, end), count, frozenset() if whole else free, turned)
 
 
-def _turned(rewritten: Sequence[Call]) -> dict[SyncedMemory, int]:
+def turned_of(rewritten: Sequence[Call]) -> dict[SyncedMemory, int]:
     """The bytes of what nobody here writes, and calls read channels last: a copy, which is made for them.
 
     Of such an array each part takes a copy of its own: the schedule's would have one part's at a time, and be made when
@@ -141,16 +146,16 @@ def _stretch(calls: Sequence[Call], ops: Container[Any]) -> _Stretch | None:
     begin = next((at for at, each in enumerate(calls) if _may_divide(each, ops)), len(calls))
     if begin == len(calls):
         return None
-    shape = _by_item(calls[begin])[0].blob.shape
+    shape = by_item(calls[begin])[0].blob.shape
     items = shape[0] if shape else 1
     written, read_whole = set[SyncedMemory](), set[SyncedMemory]()
     places: dict[SyncedMemory, tuple[int, int]] = {}
     end = begin
     while end < len(calls) and _may_divide(calls[end], ops):
-        mine = _by_item(calls[end])
+        mine = by_item(calls[end])
         for each in mine:
             place = (each.view.offset, each.view.nbytes)
-            if not _is_of(each, items) or places.setdefault(each.view.memory, place) != place:
+            if not is_of(each, items) or places.setdefault(each.view.memory, place) != place:
                 return _Stretch(begin, end, items)
         written |= {view.memory for view in calls[end].writes}
         read_whole |= {each.view.memory for each in calls[end].present() if each not in mine}
@@ -161,10 +166,10 @@ def _stretch(calls: Sequence[Call], ops: Container[Any]) -> _Stretch | None:
 
 
 def _may_divide(each: Call, ops: Container[Any]) -> bool:
-    return not each.once and each.op in ops and bool(_by_item(each))
+    return not each.once and each.op in ops and bool(by_item(each))
 
 
-def _positions(each: Call) -> Sequence[int]:
+def positions(each: Call) -> Sequence[int]:
     """Which of a call's operands are divided."""
     op = str(each.op)
     if op in _EACH or (op in _JOINED and each.attributes["axis"] > 0):
@@ -172,11 +177,11 @@ def _positions(each: Call) -> Sequence[int]:
     return _ROWS.get(op, ())
 
 
-def _by_item(each: Call) -> list[Operand]:
-    return [operand for at in _positions(each) if (operand := each.operands[at]) is not None]
+def by_item(each: Call) -> list[Operand]:
+    return [operand for at in positions(each) if (operand := each.operands[at]) is not None]
 
 
-def _is_of(operand: Operand, items: int) -> bool:
+def is_of(operand: Operand, items: int) -> bool:
     """Whether it has so many items, or as many times more."""
     return all(shape and shape[0] % items == 0 for shape in (operand.op_shape, operand.blob.shape))
 
@@ -280,7 +285,7 @@ def _copies_and_misfits(
     written = set[SyncedMemory]()
     copied: dict[SyncedMemory, tuple[int, int, int]] = {}
     for at in range(begin, limit):
-        for operand in _by_item(calls[at]):
+        for operand in by_item(calls[at]):
             memory, nbytes = operand.view.memory, operand.view.nbytes
             if nbytes % (ALIGNMENT * count) == 0 and memory not in turned:
                 continue
@@ -305,7 +310,7 @@ def _divided(
     outer = {*memories(around)}
     written = {view.memory: None for each in inside for view in each.writes}
     absent = [memory for memory in written if memory in free and memory not in outer]
-    divider = _Divider(count, {*absent}, {*written}, turned)
+    divider = Divider(count, {*absent}, {*written}, turned)
     made = list(calls[: stretch.start])
     for index in range(count):
         divider.begin(index, own_copies=bool(absent))
@@ -315,7 +320,7 @@ def _divided(
     return Parts(made, (inside[0].layer, inside[-1].layer), divider.pieces, absent)
 
 
-class _Divider:
+class Divider:
     """Makes the calls of one part after another.
 
     Args:
@@ -323,12 +328,25 @@ class _Divider:
         absent: memories that are never whole.
         written: those and others that the parts write.
         turned: what they read, in another order than it has.
+        divided: which of a call's operands are.
+        word: for a part, in names.
+
+    Attributes:
+        pieces: arrays of a part, in place of those that are never whole.
+        absent: as given, or others from now on; of one that was whole before, what parts write is in pieces from there.
     """
 
     def __init__(
-        self, count: int, absent: Set[SyncedMemory], written: Set[SyncedMemory], turned: Container[SyncedMemory]
+        self,
+        count: int,
+        absent: Set[SyncedMemory],
+        written: Set[SyncedMemory],
+        turned: Container[SyncedMemory],
+        divided: Callable[[Call], Sequence[int]] = positions,
+        word: str = "part",
     ) -> None:
-        self.count, self._absent, self._written, self._turned = count, absent, written, turned
+        self.count, self.absent, self._written, self._turned = count, absent, written, turned
+        self._divided, self._word = divided, word
         self.pieces: list[Blob] = []
         self._of: dict[tuple[SyncedMemory, tuple[int, ...]], Blob] = {}  # in place of a memory, by shape
         self._first: dict[SyncedMemory, Blob] = {}  # of these
@@ -337,19 +355,21 @@ class _Divider:
         """Of this part from now on. Copies are in arrays of each part's own, or of all parts."""
         self._index = index
         self._copied = set[SyncedMemory]()
+        self._made = set[SyncedMemory]()  # whose pieces have something in them
         if own_copies:
             self._of, self._first = {}, {}
 
     def calls(self, each: Call) -> list[Call]:
         """What does a part of a call."""
-        operands, copies = list(each.operands), list[Call]()
-        for at in _positions(each):
+        operands, copies, made = list(each.operands), list[Call](), set[SyncedMemory]()
+        for at in self._divided(each):
             operand = operands[at]
             if operand is None:
                 continue
             memory = operand.view.memory
-            if memory in self._absent:
-                operands[at] = self._on_piece(operand)
+            if memory in self.absent and (memory in self._made or operand.intent is not Intent.READ):
+                operands[at] = self.on_piece(operand)
+                made.add(memory)
             elif memory not in self._turned and (
                 memory in self._written or operand.view.nbytes % (ALIGNMENT * self.count) == 0
             ):
@@ -357,29 +377,31 @@ class _Divider:
                     operand, part=(self._index, self.count), shape=self._shape(operand.shape)
                 )
             else:
-                operands[at] = piece = self._on_piece(operand)
+                operands[at] = piece = self.on_piece(operand)
                 if memory not in self._copied:
                     self._copied.add(memory)
-                    copies.append(self._copy(each, operand.blob, piece.blob))
+                    copies.append(self._copy(each, operand, piece.blob))
+        self._made |= made
         return [*copies, dataclasses.replace(each, operands=tuple(operands))]
 
-    def _copy(self, reader: Call, whole: Blob, piece: Blob) -> Call:
-        made = call("take_items", read(whole), overwrite(piece), first=self._index * piece.shape[0])
+    def _copy(self, reader: Call, whole: Operand, piece: Blob) -> Call:
+        source = dataclasses.replace(whole, intent=Intent.READ, shape=None)
+        made = call("take_items", source, overwrite(piece), first=self._index * piece.shape[0])
         made.layer, made.layer_name = reader.layer, reader.layer_name
         return made
 
-    def _on_piece(self, operand: Operand) -> Operand:
+    def on_piece(self, operand: Operand) -> Operand:
         """The operand, of an array of this part alone."""
         whole, memory = operand.blob, operand.view.memory
         shape = self._shape(whole.shape)
         assert shape is not None
         piece = self._of.get((memory, shape))
         if piece is None:
-            name = f"{memory.name} (part {self._index + 1} of {self.count})"
+            name = f"{memory.name} ({self._word} {self._index + 1} of {self.count})"
             piece = self._of[memory, shape] = Blob(shape, dtype=whole.dtype, device=whole.device, name=name)
             piece.share_data(self._first.setdefault(memory, piece))
             self.pieces.append(piece)
-        return dataclasses.replace(operand, blob=piece, shape=self._shape(operand.shape))
+        return dataclasses.replace(operand, blob=piece, diff=False, shape=self._shape(operand.shape))
 
     def _shape(self, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         return None if shape is None else (shape[0] // self.count, *shape[1:])
