@@ -164,6 +164,7 @@ def largest_at(
                 specs, device=device, seed=0, dtype=dtype, train_batch=batch, test_batches=tests, input_shapes=shapes,
                 memory="train",
             )  # fmt: skip
+            nets.train.passes = frozenset()  # slices of the batch are for what does not fit otherwise
             if is_solver(model):
                 updater_for(model, nets.train).place()
             nets.train.prepare()

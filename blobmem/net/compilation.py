@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,16 +36,18 @@ from blobmem.net.plan import (
 )
 from blobmem.net.plan.fitting import Made, fitting
 from blobmem.net.plan.places import draft
+from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Reckoned, Times, reckon
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints
-from blobmem.net.sharing import FoldedAway, NeverWhole, SharingGroup, halves
+from blobmem.net.sharing import FoldedAway, InSlices, NeverWhole, SharingGroup, halves
 from blobmem.ops.call import Call, call, memories, overwrite_diff, read
 from blobmem.ops.registry import table
 
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
 
 _OF_SHAPES = (
-    "_schedules", "_plan", "_parts", "_folded", "_follower", "_first_update", "streams", "open_streams", "untimed",
+    "_schedules", "_plan", "_parts", "_sliced", "_folded", "_follower", "_first_update", "streams", "open_streams",
+    "untimed",
 )  # fmt: skip
 
 
@@ -113,6 +116,7 @@ class Compilation:
         self._folded: Folded | None = None  # what of the forward schedule has batch norm in its weights
         self._follower: Follower | None = None  # makes these weights
         self._parts: Parts | None = None  # how the forward schedule takes the batch
+        self._sliced: Sliced | None = None  # how a run of layers does, for want of memory
         self._arena: Arena | None = None
         self._plan: Plan | None = None
         self._fetched: list[Blob] = []  # arrays in which evicted ones come back
@@ -406,14 +410,19 @@ class Compilation:
         for memory in self._parts.absent if self._parts is not None else ():
             memory.shared = True
             memory.set_writer(NeverWhole(self.memory))
+        for memory in self._sliced.absent if self._sliced is not None else ():
+            memory.shared = True
+            memory.set_writer(InSlices(self.memory))
         for memory in self._folded.absent if self._folded is not None else ():
             memory.shared = True
             memory.set_writer(FoldedAway(self.memory))
 
     @property
     def pieces(self) -> list[Blob]:
-        """Arrays of parts of the batch, in place of blobs that are never whole, and those that were brought back."""
-        return [*self._fetched, *(() if self._parts is None else self._parts.pieces)]
+        """Arrays of parts or slices of the batch, in place of blobs that are never whole, and those that were brought
+        back."""
+        divided = (each.pieces for each in (self._parts, self._sliced) if each is not None)
+        return [*self._fetched, *chain.from_iterable(divided)]
 
     def _recompute(
         self, forward: list[Call], backward: list[Call], times: float = 1
@@ -478,7 +487,7 @@ class Compilation:
         if self._plan is not None:
             self._plan.end(this)
             self._plan = None
-        self._parts = self._folded = None
+        self._parts = self._folded = self._sliced = None
         self._fetched = []
 
     def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:

@@ -39,7 +39,7 @@ log = logging.getLogger("blobmem")
 MEMORY = ("keep", "train", "inference")
 """What becomes of a net's arrays after a pass: see `Net`."""
 
-PASSES = ("parts", "fold")
+PASSES = ("parts", "fold", "slices")
 """Passes over a net's calls that change results, by rounding: see `Net`."""
 
 _WITHOUT = {
@@ -76,9 +76,11 @@ class Net(Access, Placement, Compilation):
             take a large batch in parts, one after another, where that saves much; blobs that live only within them are
             then never whole (with memory="keep" they are). "fold": on a GPU a BatchNorm and a Scale behind a
             convolution or an inner product are folded into weights of the net's own, which follow the parameters; in
-            an arena a top that only they read is then never made. Both are for nets that only run forward. Defaults are
-            "parts" where memory is "inference", and "fold" where a net that only runs forward is in halves; () is none.
-            A device that computes deterministically has none.
+            an arena a top that only they read is then never made. Both are for nets that only run forward, and a device
+            that computes deterministically has none. "slices": where a device has no room for all that one call uses
+            of a net with memory="train", it and calls next to it take the batch in slices. Defaults are "parts" where
+            memory is "inference", "fold" where a net that only runs forward is in halves, and "slices" where memory is
+            "train"; () is none.
         backward_streams: 2 lets a GPU compute gradients of parameters beside those of data, and branches beside each
             other, on a second stream with a workspace of its own. The bits are the same. Devices without streams, the
             CPU say, do as with 1. "auto" is what was measured to be faster, by a solver with "auto", for such a net
@@ -246,13 +248,16 @@ class Net(Access, Placement, Compilation):
 
     def _checked_passes(self, names: Iterable[str] | None, half: bool) -> frozenset[str]:
         if names is None:
-            defaults = {"parts": self.memory == "inference", "fold": half and self.forward_only}
+            slices = self.memory == "train" and not self.forward_only
+            defaults = {"parts": self.memory == "inference", "fold": half and self.forward_only, "slices": slices}
             return frozenset(name for name, wanted in defaults.items() if wanted)
         passes = frozenset(names)
         for name in sorted(passes.difference(PASSES)):
             raise ValueError(f"passes are {', '.join(PASSES)}; there is none called {name!r}")
-        for name in sorted(passes if not self.forward_only else ()):
+        for name in sorted(passes - {"slices"} if not self.forward_only else ()):
             raise ValueError(f"'{name}' is for a net that only runs forward: build it with forward_only=True too")
+        if "slices" in passes and (self.forward_only or self.memory != "train"):
+            raise ValueError("'slices' is for a net that trains: build it with memory='train', not forward_only")
         return passes
 
     # ---------------------------------------------------------------- running
@@ -264,6 +269,13 @@ class Net(Access, Placement, Compilation):
             if done is not None and not backward and (self._is_watched() or done.divides(first, last)):
                 self._end_pass(name)
                 schedule = self.compiled(first, last)[backward]
+        if self._sliced is not None and (self._is_watched(backward) or self._sliced.divides(first, last)):
+            begin, end = (self.layer_names[at] for at in self._sliced.layers)
+            raise SharedBlobError(
+                f"{self.identity} takes layers '{begin}' to '{end}' in slices of the batch, as the device has no room "
+                "for more: run all of them at once, without callbacks about layers or debug_info, or grant the device "
+                "more memory"
+            )
         if self._moves != moves():  # some blob, perhaps of this net, is elsewhere now
             self._moves, self._spans = moves(), {}
         span = self._spans.get((backward, first, last))
@@ -275,9 +287,10 @@ class Net(Access, Placement, Compilation):
             self._spans[backward, first, last] = span
         return span
 
-    def _is_watched(self) -> bool:
+    def _is_watched(self, backward: bool = False) -> bool:
         """Whether somebody looks at the net between its layers."""
-        return bool(self.debug_info or self._callbacks["before_forward"] or self._callbacks["after_forward"])
+        way = "backward" if backward else "forward"
+        return bool(self.debug_info or self._callbacks[f"before_{way}"] or self._callbacks[f"after_{way}"])
 
     def _end_pass(self, name: str) -> None:
         """Do without a pass over the calls from now on."""

@@ -138,6 +138,18 @@ class NeverWhole(_Absent):
         )
 
 
+class InSlices(_Absent):
+    """Of arrays of which a device has room for a slice of the batch at a time (`plan.slices`)."""
+
+    __slots__ = ()
+
+    def _why(self, memory: str) -> str:
+        return (
+            "is never there as a whole: the device has room for a slice of the batch of it at a time. Grant it more "
+            "memory, or take a smaller batch"
+        )
+
+
 @dataclass(slots=True)
 class SharingReport:
     """What was shared between two nets.

@@ -88,7 +88,7 @@ def candidates(
     own = {life.key: life for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
     forms: dict[SyncedMemory, set[Form]] = defaultdict(set)
     for operand in (operand for unit in chain(*drawn.units) for each in unit.calls for operand in each.present()):
-        forms[operand.memory].update(() if operand.form is None else (operand.form,))
+        forms[operand.memory].update(() if operand.form is None else (_of_all(operand, operand.form),))
     last: dict[SyncedMemory, int] = {}
     for at, each in enumerate(forward):
         last.update((operand.memory, at) for operand in each.present())
@@ -110,15 +110,27 @@ def candidates(
         left = bisect_right(starts[0], last[memory]) - 1
         for until, at in enumerate(read_at):
             back = len(starts[0]) + bisect_right(starts[1], at) - 1
-            if left + 1 < back:
+            amid = until > 0 and all(_is_slices(backward[near]) for near in read_at[until - 1 : until + 1])
+            if left + 1 < back and not amid:
                 found.append(Candidate(memory, maker, written, read_at, until, size, left, back))
             left = back
     return found
 
 
 def _is_all(operand: Operand, nbytes: int) -> bool:
-    view = operand.view
-    return not operand.diff and operand.part is None and view.offset == 0 and view.nbytes == nbytes
+    """Whether it is all of an array, or with the other slices of the batch is."""
+    view = operand.blob.data_view
+    return not operand.diff and view.offset == 0 and view.nbytes == nbytes
+
+
+def _is_slices(each: Call) -> bool:
+    """Whether a call is about a slice of the batch: what it reads is not worth a way to the host and back for each."""
+    return each.op == "take_items" or any(operand.part is not None for operand in each.present())
+
+
+def _of_all(operand: Operand, form: Form) -> Form:
+    """The form of all slices of the batch."""
+    return form if operand.part is None else (form[0] * operand.part[1], *form[1:])
 
 
 def loads(drawn: Draft) -> np.ndarray:

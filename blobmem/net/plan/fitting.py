@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +17,15 @@ from blobmem.errors import OutOfDeviceMemory
 from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.layouts import channels_last
 from blobmem.net.plan.evict import LINK, MEMORY, Candidate, ahead, candidates, choose, evict, loads, lowest, travelling
 from blobmem.net.plan.liveness import Lifetime
-from blobmem.net.plan.places import Draft, draft
+from blobmem.net.plan.places import Draft, draft, drafted
+from blobmem.net.plan.rooms import with_room
+from blobmem.net.plan.slices import Sliced, Slicer, in_the_way
 from blobmem.net.plan.uses import Remade
-from blobmem.net.schedule import Need, Schedule, joints
+from blobmem.net.schedule import Need, Schedule, Unit, joints
 from blobmem.ops.call import Call, memories
 from blobmem.ops.registry import table
 
@@ -54,6 +59,7 @@ class Made:
         homes: of memories that are evicted, where their bytes go.
         fetched: arrays in which they come back.
         evicted: bytes that leave the device in a pass, or come back.
+        sliced: how a run of layers takes the batch in slices, if one does.
     """
 
     forward: list[Call]
@@ -66,6 +72,7 @@ class Made:
     homes: Mapping[SyncedMemory, Parked] = dataclasses.field(default_factory=dict)
     fetched: list[Blob] = dataclasses.field(default_factory=list)
     evicted: int = 0
+    sliced: Sliced | None = None
 
     @property
     def places(self) -> Draft:
@@ -90,7 +97,7 @@ def fitting(net: Net, made: Made) -> Made:
         return made
     ways = sorted((_way(net, usual, times, room) for times in SHARES), key=lambda way: way.seconds)
     smallest = usual
-    for way in ways:
+    for way in chain(ways, _in_slices(net, ways, room)):
         for fitted in _evicted(net, way, room):
             if fitted.places.layout.nbytes <= room:
                 log.info(
@@ -98,10 +105,16 @@ def fitting(net: Net, made: Made) -> Made:
                     net.identity, readable_bytes(room), readable_bytes(usual.places.layout.nbytes),
                     readable_bytes(fitted.evicted),
                 )  # fmt: skip
+                if fitted.sliced is not None:
+                    first, last = (net.layer_names[at] for at in fitted.sliced.layers)
+                    log.info(
+                        "%s takes layers '%s' to '%s' in %d slices of the batch, for want of memory: its numbers are "
+                        "those of the whole batch to rounding", net.identity, first, last, fitted.sliced.number,
+                    )  # fmt: skip
                 net.streams, net.open_streams = 1, None  # which is not to be tried on two
                 return fitted
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
-    raise _too_little(net, smallest, most, beside)
+    raise _too_little(net, smallest, usual, most, beside)
 
 
 @dataclasses.dataclass(slots=True)
@@ -127,13 +140,84 @@ def _way(net: Net, usual: Made, times: float, room: int) -> _Way:
     if times != 1 or net.streams > 1:  # the copies have streams enough
         made = net._made(times, streams=1)
         made.drawn = draft(net, made.schedules, made.kept)
-    free = net._free({*memories((*made.forward, *made.backward))})
-    found = candidates(made.forward, made.backward, made.places, free, table(net.device.family))
-    load = loads(made.places)
+    found, load = _candidates(net, made.forward, made.backward, made.places)
     chosen = choose(found, load, room)
     if chosen is None:
         return _Way(made, found, load, math.inf)
     return _Way(made, found, load, (_traffic(made) - _traffic(usual)) / MEMORY + travelling(chosen) / LINK)
+
+
+def _candidates(
+    net: Net, forward: Sequence[Call], backward: Sequence[Call], drawn: Draft
+) -> tuple[list[Candidate], np.ndarray]:
+    """What may be evicted, and the bytes in use in each step."""
+    free = net._free({*memories((*forward, *backward))})
+    return candidates(forward, backward, drawn, free, table(net.device.family)), loads(drawn)
+
+
+def _in_slices(net: Net, ways: Iterable[_Way], room: int) -> Iterator[_Way]:
+    """Ways in which a run of layers next to the fullest moment takes the batch in slices, the fewest first.
+
+    Those that are reckoned to fit into the room, without scratch; and if none is, or does, the one that needs least.
+    """
+    if "slices" not in net.passes or net._dynamic:
+        return
+    made = min(ways, key=lambda way: lowest(way.found, way.load)).made
+    net._fetched, net._sliced = [], None
+    free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
+    slicer = Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
+    tried: list[tuple[int, Sliced]] = []
+    before, layer = math.inf, _fullest(net, made)[1]
+    for count in slicer.counts(layer):
+        for least, found in slicer.runs(layer, count, lambda found: _fullest(net, made, found)):
+            tried.append((least, found))
+            if least - room < ALIGNMENT:  # what lies last need not end where another could begin
+                yield _way_in_slices(net, made, found, room)
+        reached = min((least for least, found in tried if found.number == count), default=math.inf)
+        if reached >= before:
+            break  # smaller slices are no help
+        before = reached
+    if tried:
+        yield _way_in_slices(net, made, min(tried, key=itemgetter(0))[1], room)
+
+
+def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
+    calls, forward = [*sliced.forward, *sliced.backward], len(sliced.forward)
+    if hasattr(net.device, "workspace_limit"):
+        load, _ = _reckoned(net, made, sliced)
+        # as much as is left beside arrays for gaps between these
+        calls = with_room(calls, load, (room + int(load.max())) // 2)
+        sliced = sliced._replace(forward=calls[:forward], backward=calls[forward:])
+    net._fetched, net._sliced = [], sliced
+    schedules = net._scheduled(sliced.forward, sliced.backward, made.passing)
+    made = dataclasses.replace(
+        made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, schedules=schedules,
+        drawn=draft(net, schedules, made.kept), sliced=sliced,
+    )  # fmt: skip
+    return _Way(made, *_candidates(net, made.forward, made.backward, made.places), 0)
+
+
+def _fullest(net: Net, made: Made, sliced: Sliced | None = None) -> tuple[int, int]:
+    """The most bytes in use, scratch apart, with all evicted that can be, and the layer whose call uses them."""
+    load, calls = _reckoned(net, made, sliced)
+    step = int(load.argmax())
+    return int(load[step]), calls[step].layer
+
+
+def _reckoned(net: Net, made: Made, sliced: Sliced | None) -> tuple[np.ndarray, list[Call]]:
+    """The bytes in use at each call, scratch apart, with all evicted that can be; with a run of layers in slices, if
+    one is given. And the calls one by one, none of them bound to the device: that may choose algorithms.
+    """
+    net._fetched, net._sliced = [], sliced
+    forward, backward = (sliced.forward, sliced.backward) if sliced is not None else (made.forward, made.backward)
+    ops, last = table(net.device.family), net._images_last
+    passes = [channels_last(calls) if last else calls for calls in (forward, backward)]
+    units = [[Unit(at, at + 1, [each], 0, each.op not in ops) for at, each in enumerate(calls)] for calls in passes]
+    drawn = drafted(net, units, made.kept)
+    found, load = _candidates(net, forward, backward, drawn)
+    for each in found:
+        load[each.left + 1 : each.back] -= each.size
+    return load, [*forward, *backward]
 
 
 def _beside(net: Net, made: Made) -> int:
@@ -199,16 +283,17 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], room: int = 0) ->
         joints(made.backward, device, last, made.passing),
     )
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
-    net._fetched = found.fetched
+    net._fetched, net._sliced = found.fetched, made.sliced
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     return Made(
         found.forward, found.backward, found.remade, made.kept, made.passing, schedules,
-        draft(net, schedules, made.kept), found.homes, found.fetched, travelling(chosen),
+        draft(net, schedules, made.kept), found.homes, found.fetched, travelling(chosen), made.sliced,
     )  # fmt: skip
 
 
-def _too_little(net: Net, least: Made, most: int, beside: int) -> OutOfDeviceMemory:
-    """What to say where no plan fits into the `most` bytes that there may be; `least` is the smallest of them."""
+def _too_little(net: Net, least: Made, usual: Made, most: int, beside: int) -> OutOfDeviceMemory:
+    """What to say where no plan fits into the `most` bytes that there may be; `least` is the smallest of them, and
+    `usual` are the calls of a whole batch."""
     needed = beside + least.places.layout.nbytes
     units = list(chain.from_iterable(least.places.units))
     load = loads(least.places)
@@ -217,12 +302,29 @@ def _too_little(net: Net, least: Made, most: int, beside: int) -> OutOfDeviceMem
     largest = max(here, key=lambda life: life.nbytes)
     layer = units[step].calls[0].layer_name
     what = f"'{largest.key.name}'" if isinstance(largest.key, SyncedMemory) else "its scratch"
+    how, why = _about_slices(net, least, usual, units[step].calls[0].layer)
     return OutOfDeviceMemory(
         f"{net.identity} needs at least {needed} bytes on the {net.device.name} device, which may hold {most}, even "
-        f"with all evicted that can be: beside {readable_bytes(beside)} that stay there, layer '{layer}' sets that, "
-        f"whose largest array is {what} ({readable_bytes(largest.nbytes)}). Grant that much, or take a smaller batch",
+        f"with all evicted that can be{how}: beside {readable_bytes(beside)} that stay there, layer '{layer}' sets "
+        f"that, whose largest array is {what} ({readable_bytes(largest.nbytes)}).{why} Grant that much, or take a "
+        "smaller batch",
         needed, most - net.device.statistics.bytes_held, most, net.device.holders(),
     )  # fmt: skip
+
+
+def _about_slices(net: Net, least: Made, usual: Made, layer: int) -> tuple[str, str]:
+    """How the batch is taken in slices, and which layer is in the way of more, if one is; `layer` needs most."""
+    how = ""
+    found = in_the_way(usual.forward, usual.backward, layer, table(net.device.family))
+    if least.sliced is not None:
+        first, last = least.sliced.layers
+        run = f"layers '{net.layer_names[first]}' to '{net.layer_names[last]}'"
+        how = f" and {run} in {least.sliced.number} slices of the batch"
+        if found is not None and found.layer != layer and not first - 1 <= found.layer <= last + 1:
+            found = None  # it has not come to that
+    if found is None or "slices" not in net.passes:
+        return how, ""
+    return how, f" Layer '{found.layer_name}' takes no slices of the batch, for '{found.op}'."
 
 
 def _own(drawn: Draft) -> Iterator[Lifetime]:

@@ -130,7 +130,11 @@ class Draft:
 
 def draft(net: Net, schedules: Sequence[Schedule], keep: Iterable[SyncedMemory]) -> Draft:
     """Lifetimes for the schedules of a net; arguments as for `Plan`."""
-    units = [schedule.units() for schedule in schedules]
+    return drafted(net, [schedule.units() for schedule in schedules], keep)
+
+
+def drafted(net: Net, units: list[list[Unit]], keep: Iterable[SyncedMemory]) -> Draft:
+    """The same for what runs in each."""
     steps = list(chain.from_iterable(units))
     used = dict.fromkeys(memories(call for step in steps for call in step.calls))
     lying = halves(net, used, params=True)

@@ -373,7 +373,7 @@ def test_test_nets_of_a_solver_take_the_whole_batch():
 
 
 def test_wrong_passes_are_refused():
-    with pytest.raises(ValueError, match="passes are parts, fold; there is none called 'fast'"):
+    with pytest.raises(ValueError, match="passes are parts, fold, slices; there is none called 'fast'"):
         wide(HOST, passes=["fast"])
     with pytest.raises(ValueError, match="forward_only=True"):
         Net(text(16), TRAIN, device=HOST, passes=["parts"])

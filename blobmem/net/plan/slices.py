@@ -1,0 +1,485 @@
+"""A pass over the calls of forward and backward, where a device has no room for all that one call uses: a run of layers
+takes the batch in slices.
+
+Forward, the run's calls run once for each slice, and what lives only within them has the bytes of one. Backward, for
+each slice what they made is made anew, from what the run was given, and then come its gradients. Those of parameters
+are added up, slice by slice, and so are losses. That takes layers that treat each item by itself, gradients of
+parameters apart. An op may choose another algorithm for fewer items, and sums have another order, so that results are
+the same to rounding, not to the bit; the same slices give the same bits each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
+from itertools import chain
+from typing import NamedTuple
+
+from blobmem.memory import Intent, SyncedMemory
+from blobmem.memory.blob import Blob
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.fusion import UPDATES
+from blobmem.net.layouts import channels_last
+from blobmem.net.plan import parts
+from blobmem.net.plan.parts import Divider, divides, is_of, turned_of
+from blobmem.net.plan.uses import Remade
+from blobmem.net.schedule import first_uses
+from blobmem.ops.call import Call, Operand, begins_sum, call, memories, overwrite, read
+
+_SMALL = 1 / 8
+"""Of the largest array within a run, what another may have that backward reads, to be kept whole instead of made anew:
+the mask of a pool saves making all that is before it."""
+
+_EACH = frozenset({
+    "relu_backward", "sigmoid_backward", "tanh_backward", "elu_backward", "power_backward", "exp_backward",
+    "log_backward", "absval_backward", "bnll_backward", "clip_backward", "relu6_backward", "swish_backward",
+    "dropout_backward", "eltwise_sum_backward", "eltwise_prod_backward", "eltwise_prod_backward_unstable",
+    "eltwise_max_backward", "sum_arrays",
+})  # fmt: skip
+"""Element by element, whatever the operands."""
+
+_ROWS: dict[str, tuple[int, ...]] = {
+    "conv_backward_bias": (0,), "conv_backward_weights": (0, 1), "conv_backward_data": (0, 2),
+    "deconv_backward_weights": (0, 1), "deconv_backward_data": (0, 2),
+    "inner_product_backward_weights": (0, 1), "inner_product_backward_bias": (0,),
+    "inner_product_backward_data": (0, 2), "max_pool_backward": (0, 1, 2), "ave_pool_backward": (0, 1),
+    "lrn_backward": (0, 1, 2), "lrn_within_backward": (0, 1, 2, 3), "softmax_backward": (0, 1, 2),
+    "batch_norm_backward_global": (0, 1), "scale_backward_data": (0, 2), "scale_backward_gamma": (0, 1),
+    "scale_backward_beta": (0,), "prelu_backward_data": (0, 2, 3), "prelu_backward_slope": (0, 1),
+}  # fmt: skip
+"""Ops to which each entry of the first axis of these operands is something by itself; the others are read whole, or are
+gradients of parameters that are added to."""
+
+_JOINED = frozenset({"concat_backward", "slice_backward"})
+"""The same of all operands, along any axis but the first."""
+
+_LOSSES: dict[str, tuple[tuple[int, ...], int]] = {
+    "softmax_loss_forward": ((0, 1, 2), 3), "softmax_loss_backward": ((0, 1, 3), 2),
+    "euclidean_loss_forward": ((0, 1, 2), 3), "euclidean_loss_backward": ((0, 2), 1),
+    "sigmoid_cross_entropy_forward": ((0, 1), 2), "sigmoid_cross_entropy_backward": ((0, 1, 3), 2),
+}  # fmt: skip
+"""The same, and which operand is the loss, or its gradient: a mean over the batch."""
+
+
+class Sliced(NamedTuple):
+    """The calls of a pass, those of a run of layers in slices.
+
+    Attributes:
+        forward, backward: the calls.
+        remade: what backward fills by other calls than its layers'.
+        layers: first and last of the run, by position.
+        number: of slices.
+        pieces: arrays of a slice, in place of those that are never whole.
+        absent: the memories of the latter.
+    """
+
+    forward: list[Call]
+    backward: list[Call]
+    remade: list[Remade]
+    layers: tuple[int, int]
+    number: int
+    pieces: list[Blob]
+    absent: list[SyncedMemory]
+
+    def divides(self, first: int, last: int) -> bool:
+        """Whether a run of layers first to last would be of some of these, but not all."""
+        return divides(self.layers, first, last)
+
+
+def in_the_way(forward: Sequence[Call], backward: Sequence[Call], layer: int, ops: Container[str]) -> Call | None:
+    """The call of a layer that takes the batch as a whole whatever there is room for; if it has none, that of the
+    nearest layer behind or before it that has gradients. None if none does."""
+    trained = {each.layer for each in backward}
+    whole = (each for each in chain(forward, backward) if each.layer in trained and _takes_all(each, ops))
+    return min(whole, key=lambda each: (abs(each.layer - layer), -each.layer), default=None)
+
+
+def _takes_all(each: Call, ops: Container[str]) -> bool:
+    return not (_may_divide(each, ops) or _stands_aside(each))
+
+
+def _may_divide(each: Call, ops: Container[str]) -> bool:
+    return not each.once and each.op in ops and bool(_divided(each))
+
+
+def _divided(each: Call) -> Sequence[int]:
+    """Which of a call's operands are divided."""
+    op = str(each.op)
+    if op in _LOSSES:
+        return () if _counts(each) and not op.startswith("softmax") else _LOSSES[op][0]
+    if op in _EACH or (op in _JOINED and each.attributes["axis"] > 0):
+        return range(len(each.operands))
+    return _ROWS.get(op) or parts.positions(each)
+
+
+def _counts(loss: Call) -> bool:
+    """Whether it is a mean over the labels that are not to be ignored."""
+    return loss.attributes.get("ignore_label") is not None and loss.attributes["normalization"] == "VALID"
+
+
+def _by_item(each: Call) -> list[Operand]:
+    return [operand for at in _divided(each) if (operand := each.operands[at]) is not None]
+
+
+def _stands_aside(each: Call) -> bool:
+    """Whether it may run before or after all slices: it fills a gradient, or updates a parameter."""
+    return each.op in ("fill", "fill_scaled", *UPDATES)
+
+
+class _Stretch(NamedTuple):
+    """The calls of a run from `start` to before `stop`: those that are divided, and what runs before and after them."""
+
+    start: int
+    stop: int
+    before: list[Call]
+    inside: list[Call]
+    after: list[Call]
+
+    @property
+    def beside(self) -> list[Call]:
+        return [*self.before, *self.after]
+
+    def written(self) -> dict[SyncedMemory, int]:
+        """The bytes of what is written item by item."""
+        operands = (operand for each in self.inside for operand in _by_item(each))
+        return {each.memory: each.view.nbytes for each in operands if each.intent is not Intent.READ}
+
+    def read(self) -> set[SyncedMemory]:
+        """The memories that are read item by item."""
+        operands = (operand for each in self.inside for operand in _by_item(each))
+        return {each.memory for each in operands if each.intent is not Intent.OVERWRITE}
+
+
+class Slicer:
+    """Divides runs of layers of a pass.
+
+    Args:
+        forward, backward: the calls.
+        remade: what of backward other calls fill.
+        free: memories that nobody reads but these calls.
+        ops: those of the device.
+        images_last: they will run with images channels last.
+    """
+
+    def __init__(
+        self,
+        forward: Sequence[Call],
+        backward: Sequence[Call],
+        remade: Sequence[Remade],
+        free: Set[SyncedMemory],
+        ops: Container[str],
+        images_last: bool,
+    ) -> None:
+        self._forward, self._backward, self._remade = forward, backward, remade
+        self._free, self._ops = free, ops
+        last = [*channels_last(forward), *channels_last(backward)] if images_last else []
+        self._turned = turned_of(last)
+
+    def _around(self, layer: int) -> range:
+        """The layers next to a layer, and itself, whose calls all may be divided; none if its own may not."""
+        every = [*self._forward, *self._backward]
+        whole = {each.layer for each in every if _takes_all(each, self._ops)}
+        if layer in whole:
+            return range(0)
+        first = max((at + 1 for at in whole if at < layer), default=0)
+        return range(first, min((at for at in whole if at > layer), default=max(each.layer for each in every) + 1))
+
+    def runs(self, layer: int, count: int, need: Callable[[Sliced], tuple[int, int]]) -> Iterator[tuple[int, Sliced]]:
+        """The calls with longer and longer runs about a layer in so many slices, and what these need.
+
+        A run goes on to where most bytes are in use, and while what crosses its ends takes half of them or more: with
+        less, smaller slices help more. `need` says how many bytes that is, and in which layer.
+        """
+        around, first, last = self._around(layer), layer, layer
+        while layer in around:
+            found, least, fullest = self.sliced(first, last, count), 0, layer
+            if found is not None:
+                least, fullest = need(found)
+                yield least, found
+            if fullest not in around:
+                return
+            if first <= fullest <= last:
+                ends = {first - 1: self._crossing(first), last + 1: self._crossing(last + 1)}
+                if found is not None and sum(ends.values()) <= least // 2:
+                    return
+                ends = {at: nbytes for at, nbytes in ends.items() if at in around}
+                if not ends:
+                    return
+                fullest = max(ends, key=ends.__getitem__)
+            first, last = min(first, fullest), max(last, fullest)
+
+    def counts(self, layer: int) -> list[int]:
+        """The numbers of equal slices that the batch can be taken in there."""
+        items = self._items(each for each in self._forward if each.layer == layer)
+        return [count for count in range(2, items + 1) if items % count == 0]
+
+    def _crossing(self, layer: int) -> int:
+        """Bytes of arrays that are used both by layers before this one, and by it or those after it."""
+        sides: tuple[dict[SyncedMemory, int], dict[SyncedMemory, int]] = ({}, {})
+        for each in chain(self._forward, self._backward):
+            for operand in each.present():
+                if operand.memory in self._free:
+                    sides[each.layer >= layer][operand.memory] = operand.view.nbytes
+        return sum(nbytes for memory, nbytes in sides[0].items() if memory in sides[1])
+
+    def sliced(self, first: int, last: int, count: int) -> Sliced | None:
+        """The calls with layers first to last in so many slices; None where arrays do not allow it."""
+        ahead, back = self._stretch(self._forward, first, last), self._stretch(self._backward, first, last)
+        if ahead is None or back is None:
+            return None
+        items = self._items(ahead.inside)
+        if items % count or not _is_regular([*ahead.inside, *back.inside], items):
+            return None
+        made = _Run(self, ahead, back, count).made()
+        return None if made is None else made._replace(layers=(first, last))
+
+    def _items(self, calls: Iterable[Call]) -> int:
+        shapes = (operand.blob.shape for each in calls for operand in _by_item(each))
+        return next((shape[0] for shape in shapes if shape), 1)
+
+    def _stretch(self, calls: Sequence[Call], first: int, last: int) -> _Stretch | None:
+        """The calls of these layers, if they stand together and what is not divided may run before or after them."""
+        at = [index for index, each in enumerate(calls) if first <= each.layer <= last]
+        while at and not _may_divide(calls[at[-1]], self._ops):
+            at.pop()
+        if not at:
+            return _Stretch(len(calls), len(calls), [], [], [])
+        if at[-1] - at[0] + 1 != len(at):
+            return None
+        result = _Stretch(at[0], at[-1] + 1, [], [], [])
+        for index in at:
+            each = calls[index]
+            if _may_divide(each, self._ops):
+                result.inside.append(each)
+                continue
+            late = each.op in UPDATES or calls is self._forward
+            (result.after if late else result.before).append(each)
+            # what fills an array may be moved past calls that do not use it
+            past = calls[index + 1 : at[-1] + 1] if late else calls[at[0] : index]
+            if not _stands_aside(each) or (each.op not in UPDATES and {*memories([each])} & {*memories(past)}):
+                return None
+        return result
+
+
+def _is_regular(calls: Sequence[Call], items: int) -> bool:
+    """Whether operands are of so many items each, and those that are not divided are not among these."""
+    places: dict[SyncedMemory, tuple[int, int]] = {}
+    for each in calls:
+        for operand in _by_item(each):
+            place = (operand.view.offset, operand.view.nbytes)
+            if not is_of(operand, items) or places.setdefault(operand.memory, place) != place:
+                return False
+    for each in calls:
+        divided, loss = {*_divided(each)}, _LOSSES.get(str(each.op), ((), None))[1]
+        for at, other in enumerate(each.operands):
+            if other is None or at in divided:
+                continue
+            if other.memory in places or not (other.intent is Intent.READ or other.accumulate or at == loss):
+                return False
+    return True
+
+
+class _Run:
+    """What becomes of the calls of a run, and of its arrays."""
+
+    def __init__(self, of: Slicer, ahead: _Stretch, back: _Stretch, count: int) -> None:
+        self._of, self._ahead, self._back, self._count = of, ahead, back, count
+        self._before = {*memories(of._forward[: ahead.start])}
+        self._later = {*memories(of._backward[back.stop :]), *memories(back.after)}
+        self._earlier = {
+            *self._before, *memories(of._forward[ahead.stop :]), *memories(ahead.beside),
+            *memories(of._backward[: back.start]), *memories(back.before),
+        }  # fmt: skip
+        self._losses: list[Blob] = []  # of the slices
+        self._first: Operand | None = None  # what is made anew first
+
+    def made(self) -> Sliced | None:
+        of, ahead, back = self._of, self._ahead, self._back
+        outer = self._earlier | self._later
+        written, back_written = ahead.written(), back.written()
+        filled, back_filled = first_uses(ahead.inside), first_uses(back.inside)
+        if any(memory in self._before or memory in back_written or not filled[memory] for memory in written):
+            return None
+        inner = {memory for memory in written if memory in of._free and memory not in outer}
+        absent = inner - self._kept(written, inner)
+        wanted = absent & back.read()
+        again = self._again(wanted, absent)
+        # what comes from a later layer may be changed in place, if nobody wants it afterwards
+        changed = {memory for memory in back_written if memory in self._earlier}
+        if again is None or any(memory in self._later or memory not in of._free for memory in changed):
+            return None
+        back_absent = {memory for memory in back_written if memory in of._free and memory not in outer} | changed
+        if any(not back_filled[memory] and memory not in changed for memory in back_written):
+            return None
+        whole = {memory for memory in written if memory not in absent}
+        whole |= {memory for memory in back_written if memory not in back_absent}
+        sizes = written | back_written
+        if any(sizes[memory] % (ALIGNMENT * self._count) for memory in whole):
+            return None
+        divider = Divider(self._count, absent, whole, of._turned, _divided, "slice")
+        forward, place = self._forward(divider)
+        gradients = self._gradients(divider, again, wanted, back_absent)
+        backward = [*of._backward[: back.start], *back.before, *gradients, *back.after, *of._backward[back.stop :]]
+        never = [memory for memory in (*written, *back_written) if memory in absent | back_absent - changed]
+        remade = self._remade(again, place, {*never})
+        return Sliced(forward, backward, remade, (0, 0), self._count, [*divider.pieces, *self._losses], never)
+
+    def _kept(self, written: dict[SyncedMemory, int], inner: Set[SyncedMemory]) -> set[SyncedMemory]:
+        """Of what lives only in the run, what is small enough to be kept for backward as a whole."""
+        read_back = self._back.read()
+        limit = _SMALL * max((written[memory] for memory in inner), default=0)
+        small = {memory for memory in inner & read_back if written[memory] <= limit}
+        return {memory for memory in small if written[memory] % (ALIGNMENT * self._count) == 0}
+
+    def _again(self, wanted: Set[SyncedMemory], absent: Set[SyncedMemory]) -> list[Call] | None:
+        """The calls that make what is wanted anew; None if they would find other numbers in what they read."""
+        of, start = self._of, self._ahead.start
+        needed, result = {*wanted}, list[Call]()
+        moved = {id(each) for each in self._back.after}
+        until = (each for each in of._backward[: self._back.stop] if id(each) not in moved)
+        changed = {view.memory for each in chain(until, of._forward[self._ahead.stop :]) for view in each.writes}
+        for each in reversed(of._forward[start : self._ahead.stop]):
+            outs = {view.memory for view in each.writes}
+            if not needed.isdisjoint(outs) and _may_divide(each, of._ops):
+                result.insert(0, each)
+                sources = {view.memory for view in each.reads}
+                needed |= sources & absent
+                if not (sources - absent).isdisjoint(changed):
+                    return None
+            changed |= outs
+        return result
+
+    # ---------------------------------------------------------------- the calls
+
+    def _forward(self, divider: Divider) -> tuple[list[Call], dict[int, int]]:
+        """The calls of forward, and where those are now that were there before, by id: of slices, the last."""
+        of, ahead, place = self._of, self._ahead, dict[int, int]()
+        result = [*of._forward[: ahead.start], *ahead.before]
+        place.update((id(each), at) for at, each in enumerate(result))
+        losses: dict[int, list[Blob]] = {}
+        for index in range(self._count):
+            divider.begin(index, own_copies=True)
+            for each in ahead.inside:
+                result += divider.calls(each)
+                if str(each.op) in _LOSSES:
+                    losses.setdefault(id(each), []).append(self._own_loss(result, index))
+                place[id(each)] = len(result) - 1
+        for each in ahead.inside:
+            if id(each) in losses:
+                result += self._sum(each, losses[id(each)])
+        rest = [*ahead.after, *of._forward[ahead.stop :]]
+        place.update((id(each), at) for at, each in enumerate(rest, len(result)))
+        return [*result, *rest], place
+
+    def _own_loss(self, calls: list[Call], index: int) -> Blob:
+        """Give the last of the calls an array of its own for its slice's loss; which."""
+        each = calls[-1]
+        _, at = _LOSSES[str(each.op)]
+        loss = self._scalar(each.operand(at), f"slice {index + 1} of {self._count}")
+        calls[-1] = _of_slice(each, at, overwrite(loss, each.operand(at).shape))
+        return loss
+
+    def _scalar(self, like: Operand, what: str) -> Blob:
+        blob = like.blob
+        found = Blob(blob.shape, dtype=blob.dtype, device=blob.device, name=f"{like.memory.name} ({what})")
+        self._losses.append(found)
+        return found
+
+    def _share(self, loss: Call) -> float:
+        """Of a slice's loss in that of the batch: means of equal slices are averaged."""
+        return 1.0 if _counts(loss) or loss.attributes.get("normalization") == "NONE" else 1 / self._count
+
+    def _sum(self, each: Call, found: Sequence[Blob]) -> list[Call]:
+        """The calls that make the loss of what slices have."""
+        loss = each.operand(_LOSSES[str(each.op)][1])
+        total = overwrite(self._scalar(loss, "sum")) if _counts(each) else loss
+        made = _like(each, call("eltwise_sum", *map(read, found), total, coeffs=(self._share(each),) * self._count))
+        return [made, _over_labels(each, read(total.blob), loss)] if _counts(each) else [made]
+
+    def _scaled(self, each: Call) -> tuple[Call, Blob]:
+        """What makes the gradient that a loss has in a slice, and where."""
+        gradient = each.operand(_LOSSES[str(each.op)][1])
+        scaled = self._scalar(gradient, "slices")
+        if _counts(each):
+            return _over_labels(each, gradient, overwrite(scaled)), scaled
+        made = call("eltwise_sum_backward", gradient, overwrite(scaled), coeff=self._share(each))
+        return _like(each, made), scaled
+
+    def _gradients(
+        self, divider: Divider, again: Sequence[Call], wanted: Set[SyncedMemory], absent: Set[SyncedMemory]
+    ) -> list[Call]:
+        """The calls of backward, slice by slice: what is made anew, then its gradients."""
+        result: list[Call] = []
+        scaled: dict[int, Blob] = {}  # of losses, the gradients that slices have
+        for each in self._back.inside:
+            if str(each.op) in _LOSSES:
+                made, scaled[id(each)] = self._scaled(each)
+                result.append(made)
+        for index in range(self._count):
+            divider.begin(index, own_copies=True)
+            divider.absent = {view.memory for each in again for view in each.writes}
+            for each in again:
+                result += divider.calls(each)
+                if str(each.op) in _LOSSES:
+                    self._own_loss(result, index)
+                self._first = self._first or next(out for out in result[-1].present() if out.intent is not Intent.READ)
+            divider.absent = wanted | absent
+            for each in self._back.inside:
+                result += divider.calls(each)
+                if str(each.op) in _LOSSES:
+                    _, at = _LOSSES[str(each.op)]
+                    result[-1] = _of_slice(result[-1], at, read(scaled[id(each)], each.operand(at).shape))
+                if index:
+                    result[-1] = _adding(result[-1])
+        return result
+
+    def _remade(self, again: Sequence[Call], place: dict[int, int], never: Set[SyncedMemory]) -> list[Remade]:
+        """What backward fills, with the places that its makers have now; what is made anew relies on the whole run."""
+        of = self._of
+        moved = [place[id(each)] for each in of._forward]
+        remade = [
+            each._replace(makers=sorted(moved[at] for at in each.makers))
+            for each in of._remade
+            if each.array.view.memory not in never
+        ]
+        if not again:
+            return remade
+        sources = {operand.memory for each in again for operand in each.present()}
+        makers = [
+            at
+            for at, each in enumerate(of._forward[: self._ahead.stop])
+            if at >= self._ahead.start or not sources.isdisjoint(view.memory for view in each.writes)
+        ]
+        start = sum(at < self._ahead.start for at in makers)
+        assert self._first is not None
+        self._first.memory.name = self._first.memory.name.partition(" (slice ")[0]  # which is what a user would keep
+        return [*remade, Remade(self._first, sorted(moved[at] for at in makers), start)]
+
+
+def _of_slice(loss: Call, at: int, operand: Operand) -> Call:
+    """The call of a loss, or of its gradient, with another operand in place of this."""
+    operands = (*loss.operands[:at], operand, *loss.operands[at + 1 :])
+    attributes = loss.attributes | ({"normalization": "NONE"} if _counts(loss) else {})
+    return dataclasses.replace(loss, operands=operands, attributes=attributes)
+
+
+def _over_labels(loss: Call, number: Operand, result: Operand) -> Call:
+    """What divides a number by how many labels count."""
+    attributes = {name: loss.attributes[name] for name in ("ignore_label", "layer")}
+    classes = loss.operand(0).op_shape[1]
+    return _like(loss, call("divide_by_labels", number, loss.operand(1), result, classes=classes, **attributes))
+
+
+def _like(each: Call, made: Call) -> Call:
+    """A call of the same layer as another."""
+    made.layer, made.layer_name = each.layer, each.layer_name
+    return made
+
+
+def _adding(each: Call) -> Call:
+    """The call, adding to the gradients of parameters that it would begin."""
+    operands = (
+        dataclasses.replace(operand, intent=Intent.WRITE) if operand is not None and begins_sum(operand) else operand
+        for operand in each.operands
+    )
+    return dataclasses.replace(each, operands=tuple(operands))

@@ -1,0 +1,378 @@
+"""Nets with calls that a device has no room for: slices of the batch, which give the same numbers to rounding."""
+
+import numpy as np
+import pytest
+from cuda_devices import EXACT_GPU, needs_compiler
+from cuda_emulation import EmulatedCuda
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from late_streams import ORDERS, LateSimulated, launch_late
+from plan_nets import assert_same, conv, iterate, layer, loss, made
+
+import blobmem
+from blobmem import SimulatedDevice
+from blobmem.devices.cuda.predicted import PredictedCuda
+from blobmem.errors import OutOfDeviceMemory, SharedBlobError
+from blobmem.net import schedule
+
+DATA = """
+name: "large" force_backward: true
+layer { name: "data" type: "DummyData" top: "data" top: "t" dummy_data_param {
+  data_filler { type: "gaussian" } data_filler { type: "gaussian" }
+  shape { dim: 4 dim: 4 dim: 8 dim: 8 } shape { dim: 4 dim: 4 } } }
+"""
+HALF = "pooling_param { pool: MAX kernel_size: 2 stride: 2 }"
+
+
+def relu(name):
+    return layer("ReLU", f"{name}r", name, name)
+
+
+def block(name, bottom, outputs):
+    """Two convolutions, and a pool of what they make."""
+    first, second = f"{name}a", f"{name}b"
+    text = conv(first, bottom, outputs=outputs) + relu(first) + conv(second, first, outputs=outputs) + relu(second)
+    return text + layer("Pooling", name, second, name, HALF)
+
+
+def images(outputs):
+    return DATA + block("x", "data", outputs) + block("y", "x", 8) + loss("y")
+
+
+IMAGES = images(16)
+
+
+def simulated(capacity):
+    return SimulatedDevice(capacity)
+
+
+def emulated(capacity, last=False):
+    device = EmulatedCuda(capacity)
+    device.channels_last = last
+    return device
+
+
+def channels_last(capacity):
+    return emulated(capacity, True)
+
+
+SIMULATED = pytest.param(simulated, id="simulated")
+EMULATED = pytest.param(emulated, id="emulated", marks=needs_compiler)
+CUDA = pytest.param(lambda limit: EXACT_GPU.values[0](limit=limit), id="cuda", marks=EXACT_GPU.marks)
+
+
+@pytest.fixture(params=[SIMULATED, pytest.param(channels_last, id="channels last", marks=needs_compiler)])
+def make(request):
+    return request.param
+
+
+def built(text, device, **options):
+    net = made(text, device, "train", **options)
+    net.compiled()
+    return net
+
+
+def least(text, make=simulated, **options):
+    """The least limit that does, as the error says."""
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        built(text, make(1), **options)
+    return caught.value.requested
+
+
+def assert_close(one, other):
+    """Numbers of one pass, within a hundred thousandth of the largest of an array."""
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+
+
+WORDS = """
+name: "words" force_backward: true
+layer { name: "in" type: "Input" top: "x" top: "label" input_param {
+  shape { dim: 16 dim: 4 dim: 32 } shape { dim: 16 dim: 4 } } }
+"""
+CLASSES = 512
+
+
+def scores(name, bottom, outputs):
+    options = f'num_output: {outputs} axis: 2 weight_filler {{ type: "xavier" }}'
+    return layer("InnerProduct", name, bottom, name, f"inner_product_param {{ {options} }}")
+
+
+def words(options=""):
+    """A score for each of many classes at each of 64 places, and their loss."""
+    text = WORDS + scores("h", "x", 32) + scores("fc", "h", CLASSES)
+    return text + layer("SoftmaxWithLoss", "loss", "fc label", "loss", f"softmax_param {{ axis: 2 }} {options}")
+
+
+def fed(net):
+    rng = np.random.default_rng(0)
+    if "label" in net.blobs:
+        net.blobs["x"].data[...] = rng.standard_normal(net.blobs["x"].shape)
+        net.blobs["label"].data[...] = rng.integers(0, CLASSES, net.blobs["label"].shape)
+        net.blobs["label"].data[5:] = 3
+    return net
+
+
+# -------------------------------------------------------------------- the same numbers, in fewer bytes
+
+
+@pytest.mark.parametrize("kind", ["images", "words"])
+def test_numbers_are_those_of_the_whole_batch(make, kind):
+    text = words() if kind == "words" else images(16 if make is simulated else 8)
+    unlimited = fed(made(text, make(None), "train"))
+    trace = [iterate(unlimited), iterate(unlimited)]
+    needed, whole, lowest = unlimited.device.statistics.peak_bytes, least(text, make, passes=()), least(text, make)
+    assert lowest < whole <= needed
+    for limit in (lowest, (lowest + whole) // 2, whole - 1) if make is simulated else (lowest,):
+        nets = [fed(built(text, make(limit))) for _ in range(2)]
+        found = [[iterate(net), iterate(net)] for net in nets]
+        for one, other, expected in zip(*found, trace, strict=True):
+            assert_close(one, expected)
+            assert_same(one, other)  # slices give the same bits each time
+        assert all(net._sliced is not None and net.device.statistics.peak_bytes <= limit for net in nets)
+    net = built(text, make(whole))
+    assert net._sliced is None, "where there is room without, there are none"
+
+
+@pytest.mark.parametrize("options", [
+    "loss_weight: 3", "loss_param { normalization: FULL }", "loss_param { normalization: NONE }",
+    "loss_param { ignore_label: 3 }", "loss_param { ignore_label: 3 normalization: BATCH_SIZE }",
+])  # fmt: skip
+@pytest.mark.parametrize("make", [SIMULATED, EMULATED, CUDA])
+def test_losses_are_over_the_whole_batch(make, options):
+    text = words(options)
+    limit = least(text, make)
+    net = fed(built(text, make(limit)))
+    assert net._sliced is not None
+    assert_close(iterate(net), iterate(fed(made(text, make(None), "train"))))
+
+
+def test_two_slices_give_the_bits_of_a_loss(make):
+    """Where what they are divided by is twice as much: but for a sum of two numbers."""
+    net, whole = (fed(built(words(), make(limit))) for limit in (least(words(), make, passes=()) - 1, None))
+    assert net._sliced.number == 2
+    losses = [each.run_forward() for each in (net, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for each in (net, whole):
+        each.run_backward()
+    np.testing.assert_array_equal(net.blobs["h"].cpu_diff(), whole.blobs["h"].cpu_diff())
+
+
+def test_the_least_is_what_slices_and_their_ends_take():
+    """Of scores: what they are made of, whole, and its gradient; and of a slice scores, probabilities, labels, and a
+    loss with its gradient."""
+    ends, scores = 16 * 4 * 32 * 4, 16 * 4 * CLASSES * 4
+    net = fed(built(words(), SimulatedDevice(least(words()))))
+    assert net._sliced.number == 16 and net.layer_names[net._sliced.layers[0]] == "fc"
+    assert net.planned().nbytes == 2 * ends + 2 * scores // 16 + 2 * 512 + 4
+    whole = built(words(), SimulatedDevice(least(words(), passes=())), passes=())
+    assert whole.planned().nbytes == 2 * scores
+
+
+def test_the_fewest_slices_that_do():
+    ends, scores = 16 * 4 * 32 * 4, 16 * 4 * CLASSES * 4
+    beside = least(words()) - 2 * ends - 2 * scores // 16
+    for number in (2, 4, 8):
+        limit = beside + 2 * ends + 2 * scores // number
+        assert built(words(), SimulatedDevice(limit))._sliced.number == number
+        assert built(words(), SimulatedDevice(limit - 1))._sliced.number == 2 * number
+
+
+def test_passes_over_other_batches(make):
+    """Which may be taken in other slices; and back."""
+    limit = least(words(), make)
+    nets = [fed(built(words(), make(each))) for each in (limit, None)]
+    numbers = []
+    for batch in (16, 8, 12, 16):
+        for net in nets:
+            net.blobs["x"].reshape(batch, 4, 32)
+            net.blobs["label"].reshape(batch, 4)
+            fed(net)
+        assert_close(*map(iterate, nets))
+        numbers.append(nets[0]._sliced.number)
+    assert numbers[0] == numbers[-1] == 16 and numbers[2] in (2, 3, 4, 6, 12)
+    assert nets[0].device.statistics.peak_bytes <= limit
+
+
+def test_convolutions_are_told_how_much_workspace_there_is():
+    """Half of what is left beside arrays, the same in all slices, forward and where they run again."""
+
+    def predicted(capacity):
+        device = PredictedCuda()
+        device.capacity = capacity
+        return device
+
+    more = 100 << 20  # than with the least room for each, 32 MiB, which is all that is known of these
+    limit = least(IMAGES, predicted) + more
+    net = built(IMAGES, predicted(limit))
+    calls = [call for one in net.compiled() for call in one.calls if "stride" in call.attributes and "conv" in call.op]
+    rooms = {(call.layer, call.op): call.attributes["room"] for call in calls}
+    assert net._sliced is not None and len(calls) > len(rooms)
+    assert all(call.attributes["room"] == rooms[call.layer, call.op] for call in calls)
+    assert {room >> 20 for room in rooms.values()} <= {65, 66}
+    assert net.planned().nbytes < (66 << 20) + (1 << 20) and limit < least(IMAGES, predicted, passes=())
+
+
+def test_nothing_is_allocated_from_the_second_pass_on(make):
+    text = IMAGES if make is simulated else words()
+    net = fed(built(text, make(least(text, make))))
+    iterate(net)
+    iterate(net)
+    before = net.device.statistics.snapshot()
+    iterate(net)
+    assert (net.device.statistics - before).allocator_calls == 0
+
+
+KINDS = {
+    "conv": ("Convolution", "convolution_param { num_output: 4 kernel_size: 1 weight_filler { type: 'xavier' } }"),
+    "scale": ("Scale", "scale_param { bias_term: true }"), "relu": ("ReLU", ""), "sum": ("Eltwise", ""),
+    "join": ("Concat", "concat_param { axis: 1 }"), "prelu": ("PReLU", ""),
+    "pool": ("Pooling", "pooling_param { kernel_size: 3 stride: 1 pad: 1 }"),
+    "average": ("Pooling", "pooling_param { pool: AVE kernel_size: 3 stride: 1 pad: 1 }"),
+    "lrn": ("LRN", "lrn_param { local_size: 3 }"), "flat": ("Flatten", ""), "norm": ("BatchNorm", ""),
+    "max": ("Eltwise", "eltwise_param { operation: MAX }"), "prod": ("Eltwise", "eltwise_param { operation: PROD }"),
+    "sigmoid": ("Sigmoid", ""), "drop": ("Dropout", ""),
+}  # fmt: skip
+
+
+@st.composite
+def nets_at_random(draw):
+    """Branches of images of one size, summed, joined and parted again, pooled and normalised, in place or not."""
+    text, blobs, seen = DATA, ["data"], {"data"}
+    kinds = [*KINDS, *(f"{kind} in place" for kind in ("scale", "relu", "norm", "drop"))]
+    for index in range(draw(st.integers(3, 12))):
+        kind, one, other = draw(st.sampled_from(kinds)), draw(st.sampled_from(blobs)), draw(st.sampled_from(blobs))
+        name, plain = f"l{index}", kind.removesuffix(" in place")
+        top = one if kind != plain and one not in seen else name
+        bottoms = [one, other] if kind in ("sum", "join", "max", "prod") else [one]
+        if kind == "join":  # and back to the channels that all have
+            text += layer("Concat", name, " ".join(bottoms), f"{name}j", KINDS[kind][1])
+            text += layer("Slice", f"{name}s", f"{name}j", name, "slice_param { axis: 1 }").replace(
+                f'top: "{name}"', f'top: "{name}" top: "{name}r"'
+            )
+        elif kind == "flat":  # another shape of the same bytes
+            text += layer("Flatten", f"{name}f", one, f"{name}f")
+            text += layer("Reshape", name, f"{name}f", name, "reshape_param { shape { dim: 0 dim: 4 dim: 8 dim: 8 } }")
+        else:
+            text += layer(KINDS[plain][0], name, " ".join(bottoms), top, KINDS[plain][1])
+        seen |= {*bottoms} - {top}
+        blobs += [top] * (top not in blobs)
+    return text + loss(blobs[-1])
+
+
+@given(nets_at_random(), st.sampled_from([0.0, 0.5]), st.sampled_from(ORDERS))
+@settings(max_examples=10, deadline=None)
+def test_any_net_gives_the_same_numbers_whoever_is_late(text, part, order):
+    """Copies are made when somebody waits for them, and so is what is computed, or at random."""
+    trace = iterate(made(text, SimulatedDevice(), "train"))
+    lowest, whole = least(text), least(text, passes=())
+    assert lowest <= whole
+    device = LateSimulated(order, capacity=int(lowest + part * (whole - 1 - lowest)) if lowest < whole else whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule.Step, "launch", launch_late)
+        net = built(text, device)
+        assert (net._sliced is not None) == (lowest < whole)
+        assert_close(iterate(net), trace)
+    assert device.statistics.peak_bytes <= device.capacity
+
+
+# -------------------------------------------------------------------- solvers
+
+
+@pytest.mark.parametrize("options", ["", "iter_size: 2", "clip_gradients: 0.1", 'type: "Nesterov"'])
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_solvers_train_the_same(options, shared):
+    """Updates come after the last slice, and gradients of parameters that layers share are added up, too."""
+    text = IMAGES
+    if shared:
+        text = text.replace('name: "xb" type: "Convolution"', 'name: "xb" type: "Convolution" param { name: "w" }')
+        middle = conv("z", "xb", outputs=16).replace('type: "Convolution"', 'type: "Convolution" param { name: "w" }')
+        text = text.replace(layer("Pooling", "x", "xb", "x", HALF), middle + layer("Pooling", "x", "z", "x", HALF))
+
+    def trained(limit, passes):
+        solver = blobmem.get_solver(
+            f'base_lr: 0.02 lr_policy: "fixed" momentum: 0.9 {options} net_param {{ {text} }}',
+            device=SimulatedDevice(limit), memory="train", seed=3,
+        )  # fmt: skip
+        solver.net.passes = passes
+        solver.step(3)
+        assert solver.net.device.statistics.peak_bytes <= (limit or np.inf)
+        return solver.net, [entry.blob.cpu_data().copy() for entry in solver.net.learnable]
+
+    _, trace = trained(None, frozenset())
+    least = []
+    for passes in (frozenset(), frozenset({"slices"})):
+        with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+            trained(1, passes)
+        least.append(caught.value.requested)
+    assert least[1] < least[0]
+    for limit in (least[1], least[0] - 1):
+        net, found = trained(limit, frozenset({"slices"}))
+        assert net._sliced is not None
+        assert_close(found, trace)
+
+
+# -------------------------------------------------------------------- what cannot be
+
+
+def sliced_images(**options):
+    return built(IMAGES, SimulatedDevice(least(IMAGES)), **options)
+
+
+def test_what_is_never_whole_is_not_read():
+    net = sliced_images()
+    iterate(net)
+    with pytest.raises(SharedBlobError, match="'xa' .* never there as a whole: the device has room for a slice"):
+        net.blobs["xa"].cpu_data()
+    with pytest.raises(OutOfDeviceMemory):
+        built(IMAGES, SimulatedDevice(least(IMAGES)), keep=["xa"])
+
+
+def test_layers_in_slices_run_together():
+    net, other = sliced_images(), built(IMAGES, SimulatedDevice())
+    traces = [iterate(each) for each in (net, other)]
+    assert_close(*traces)
+    first, last = net._sliced.layers
+    for ask in (
+        lambda: net.run_forward(last), lambda: net.run_forward(0, first), lambda: net.run_backward(last - 1),
+    ):  # fmt: skip
+        with pytest.raises(SharedBlobError, match="takes layers 'xa' to .* in slices of the batch, .* run all of them"):
+            ask()
+    for each in (net, other):
+        each.run_forward()
+        each.run_forward(last + 1)  # parts that do not part the run
+        each.run_forward(first)
+        each.clear_param_diffs()
+        each.run_backward()
+    assert_close(*([entry.blob.cpu_diff() for entry in each.learnable] for each in (net, other)))
+    net.after_forward(print)
+    with pytest.raises(SharedBlobError, match="without callbacks about layers"):
+        net.run_forward()
+
+
+def test_what_is_made_anew_wants_what_forward_had():
+    net = fed(built(words(), SimulatedDevice(least(words()))))
+    net.run_forward()
+    net.run_forward(0, net._sliced.layers[0] - 1)
+    with pytest.raises(
+        SharedBlobError, match="would make 'fc' anew, but parts of what makes it have run by themselves"
+    ):
+        net.run_backward()
+
+
+def test_the_error_says_what_takes_no_slices():
+    norm = layer("BatchNorm", "n", "xa", "xa")
+    for text in (IMAGES.replace(relu("xa"), norm), IMAGES.replace(relu("xa"), norm + relu("xa"))):
+        assert least(text) == least(text, passes=())
+        with pytest.raises(OutOfDeviceMemory, match="Layer 'n' takes no slices of the batch, for 'batch_norm_forward'"):
+            built(text, SimulatedDevice(1))
+    with pytest.raises(OutOfDeviceMemory, match="and layers 'xa' to '.*' in 4 slices of the batch: beside"):
+        built(IMAGES, SimulatedDevice(1))
+
+
+def test_only_nets_that_train_have_them():
+    with pytest.raises(ValueError, match="'slices' is for a net that trains"):
+        made(IMAGES, SimulatedDevice(), "keep", passes=["slices"])
+    assert made(IMAGES, SimulatedDevice(), "train").passes == {"slices"}
+    assert not made(IMAGES, SimulatedDevice(), "train", passes=()).passes
