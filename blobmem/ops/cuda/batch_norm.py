@@ -104,15 +104,34 @@ def backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None, beta:
     g is dy, with `relu` 0 where y was not positive; dbeta[c] (+)= the sum of g, dgamma[c] (+)= the sum of g * xhat.
     gamma, beta, dgamma and dbeta may be left out.
     """
-    if dy.size == 0:
+    _backward("backward_sums", (xhat, dy), xhat, inv_std, gamma, beta, dy, dx, dgamma, dbeta, relu, accumulate, ws)
+
+
+def summed_backward(top: CudaArray, one: CudaArray, two: CudaArray, total: CudaArray | None, g: CudaArray,
+                    xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray, dx: CudaArray, dgamma: CudaArray | None,
+                    dbeta: CudaArray | None, *, slope: float, accumulate: bool, ws: CudaArray) -> None:  # fmt: skip
+    """`backward` of the gradient g of a sum whose ReLU made top, all of which it writes: one + two where top is
+    positive, slope times as much elsewhere. So is total, if given.
+
+    top, one, two, total and g have the size of xhat, and any shape.
+    """
+    large = xhat, top, one, two, total, g, slope
+    _backward("summed_backward_sums", large, xhat, inv_std, gamma, None, g, dx, dgamma, dbeta, False, accumulate, ws)
+
+
+def _backward(sums: str, large: tuple[Any, ...], xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None,
+              beta: CudaArray | None, dy: CudaArray, dx: CudaArray, dgamma: CudaArray | None,
+              dbeta: CudaArray | None, relu: bool, accumulate: bool, ws: CudaArray) -> None:  # fmt: skip
+    """`backward` with the kernel `sums`, of `large` arrays, which leaves g in dy."""
+    if xhat.size == 0:
         for total in (dgamma, dbeta):
             if total is not None and not accumulate:
                 total.zero()
         return
     small = inv_std, gamma, beta, dgamma, dbeta
-    factors = _reduce(_DOWN, dy, "backward_sums", "backward_finish", (xhat, dy), small, ws, relu, accumulate)
-    shape = dy.size, dy.shape[1], dy.shape[2]
-    _DOWN.chunks(dy, "backward_map", dy.size, xhat, dy, dx, factors, gamma, beta, *shape, relu)
+    factors = _reduce(_DOWN, xhat, sums, "backward_finish", large, small, ws, relu, accumulate)
+    shape = xhat.size, xhat.shape[1], xhat.shape[2]
+    _DOWN.chunks(xhat, "backward_map", xhat.size, xhat, dy, dx, factors, gamma, beta, *shape, relu)
 
 
 def inference(x: CudaArray, y: CudaArray, running_mean: CudaArray | None, running_var: CudaArray, factor: CudaArray,

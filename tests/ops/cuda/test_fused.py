@@ -303,6 +303,26 @@ def test_sums_relu_backward(cuda, rng, size, dtype, slope):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (0, 3, 4)])
+@pytest.mark.parametrize("slope", [0.0, 0.25])
+def test_sums_relu_batch_norm_scale_backward_has_the_bits_of_its_parts(cuda, rng, shape, dtype, slope):
+    y, one, two, xhat = (normal(rng, dtype, *shape) for _ in range(4))
+    inv_std, gamma = rng.random(shape[1]).astype(dtype) + 1, normal(rng, dtype, shape[1])
+    for bias, accumulate in [(True, False), (False, True)]:
+        totals = normal(rng, dtype, shape[1]), normal(rng, dtype, shape[1]) if bias else None
+        g = cuda.run("sums_relu_backward", y, one, two, np.zeros_like(y), None, None, slope=slope)[3]
+        parts = cuda.run("batch_norm_scale_backward", xhat, inv_std, gamma, None, g, np.zeros_like(y), *totals,
+                         relu=False, accumulate=accumulate)  # fmt: skip
+        for dy, da, dx in [(np.ones_like(y), np.ones_like(y), np.ones_like(y)), (None, one, two), (two, y, xhat)]:
+            got = cuda.run("sums_relu_batch_norm_scale_backward", y, one, two, dy, da, xhat, inv_std, gamma, dx,
+                           *totals, slope=slope, accumulate=accumulate)  # fmt: skip
+            for mine, theirs in zip((*got[3:5], *got[8:]), (dy if dy is None else g, g, *parts[5:]), strict=True):
+                assert (mine is None) == (theirs is None)
+                if mine is not None:
+                    same_bits(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(0, 8), (3, 2), (17, 5), (600, 36), (2000, 64), (5, 4, 3, 70)])
 @pytest.mark.parametrize("slope", [0.0, 0.25])
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -356,6 +376,12 @@ def test_many_elements_of_a_thread(cuda, rng, shape, dtype, blocks, monkeypatch)
     got = cuda.run("batch_norm_scale_backward", xhat, kept[1], gamma, beta, dy, dy, gamma.copy(), None, relu=True,
                    accumulate=False)  # fmt: skip
     close(got[4], dx, dtype)
+    g = cuda.run("sums_relu_backward", y, x, dy, np.zeros_like(x), None, None, slope=0.0)[3]
+    dx, _, _ = backward(xhat, kept[1], gamma, None, g, False)
+    got = cuda.run("sums_relu_batch_norm_scale_backward", y, x, dy, None, np.zeros_like(x), xhat, kept[1], gamma,
+                   np.zeros_like(x), gamma.copy(), None, slope=0.0, accumulate=False)  # fmt: skip
+    same_bits(got[4], g)
+    close(got[8], dx, dtype)
     summed = cuda.run("sum_relu_forward", cuda.run("scale_forward", xhat, gamma, beta, y)[3], dy, y, slope=0.0)[2]
     got = cuda.run("scale_sum_relu_forward", xhat, gamma, beta, dy, None, None, np.zeros_like(x), slope=0.0)
     same_bits(got[6], summed)
