@@ -40,6 +40,7 @@ struct Backward {
 // What sums are taken of: the gradient of y, and xhat. GROUP loads are in flight at once where channels have runs.
 struct Given {
   enum { GROUP = 4 };
+  template <int W> using Loaded = Lots<W>;
   const D *xhat, *dy;
   template <int W> __device__ __forceinline__ Lots<W> load(i64 at) const { return ::load<W>(dy, xhat, at); }
   template <int W> __device__ __forceinline__ Lots<W> take(const Lots<W> &lots) const { return lots; }
@@ -51,6 +52,7 @@ template <int W> struct Pair { i64 at; Lots<W> both; Lot<W> top, xhat; };
 
 struct Summed {
   enum { GROUP = 2 };
+  template <int W> using Loaded = Pair<W>;
   const D *xhat, *top, *one, *two;
   D *total, *g;
   T slope;
@@ -80,7 +82,7 @@ __device__ __forceinline__ void sums(S source, Backward to, i64 outer, i64 inner
   for_places<W, S::GROUP>(
       to.channels, inner, c, Part(outer * (inner / W), s, to.splits), threadIdx.x, blockDim.x,
       [=](const Walk<W> &walk) { return source.template load<W>(walk.at); },
-      [&](const auto &found) {
+      [&](const typename S::template Loaded<W> &found) {
         Lots<W> lots = source.template take<W>(found);
         T one = 0, other = 0;
 #pragma unroll
@@ -132,7 +134,7 @@ __device__ __forceinline__ void column_sums(S source, Backward to, i64 outer, in
     gamma[k] = block.inside ? to.shift.times(block.c + k) : (T)0;
     beta[k] = block.inside ? to.shift.plus(block.c + k) : (T)0;
   }
-  auto put_one = [&](const auto &found) {
+  auto put_one = [&](const typename S::template Loaded<W> &found) {
     Lots<W> lots = source.template take<W>(found);
 #pragma unroll
     for (int k = 0; k < W; k++) {
@@ -141,8 +143,9 @@ __device__ __forceinline__ void column_sums(S source, Backward to, i64 outer, in
       along[k] += g * lots.b.at[k];
     }
   };
-  block.template each<2>([=](i64 at) { return source.template load<W>(at); },
-                         [&](const auto(&rows)[2]) { put_one(rows[0]), put_one(rows[1]); }, put_one);
+  block.template each<2>(
+      [=](i64 at) { return source.template load<W>(at); },
+      [&](const typename S::template Loaded<W>(&rows)[2]) { put_one(rows[0]), put_one(rows[1]); }, put_one);
   double all[W], all_along[W];
 #pragma unroll
   for (int k = 0; k < W; k++) all[k] = plain[k], all_along[k] = along[k];
