@@ -93,12 +93,6 @@ class Runner:
         return got
 
 
-@pytest.fixture
-def runner_of():
-    """Makes a runner for a device."""
-    return Runner
-
-
 @pytest.fixture(params=[EMULATED, GPU])
 def cuda(request):
     return Runner(request.param())

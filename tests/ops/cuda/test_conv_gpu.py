@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from cuda_devices import make_gpu, needs_gpu
+from cuda_devices import TF32_GPU, make_gpu, needs_gpu
 
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import algorithms, conv, conv_plans, conv_search
@@ -219,9 +219,10 @@ def test_threads_have_streams_of_their_own():
 
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("order", ["NHWC", conv.TURNS])
-def test_few_channels_are_widened_or_folded(runner_of, monkeypatch, rng, folded, order):
+@pytest.mark.parametrize("cuda", [TF32_GPU], indirect=True)
+def test_few_channels_are_widened_or_folded(cuda, monkeypatch, rng, folded, order):
     """To the same numbers; in tf32 some ten bits of each factor count."""
-    runner, widened = runner_of(make_gpu(math="tf32")), conv._widened
+    widened = conv._widened
     monkeypatch.setattr(conv, "_widened", lambda *given: (widened(*given)[folded],))
     window = {"stride": (2, 2), "pad": (3, 3), "dilation": (1, 1), "group": 1}
     shapes = (6, 3, 224, 224), (32, 3, 7, 7), (32,), (6, 32, 112, 112)
@@ -231,9 +232,9 @@ def test_few_channels_are_widened_or_folded(runner_of, monkeypatch, rng, folded,
     table("host")["conv_backward_weights"](x, y, dw, accumulate=True, **window)
     mine = np.ascontiguousarray(np.moveaxis(x, 1, -1)) if order == "NHWC" else x
     last = np.ascontiguousarray(np.moveaxis(y, 1, -1))
-    got = runner.run("conv_forward", mine, w, b, np.zeros_like(last), layout=order, **window)[3]
+    got = cuda.run("conv_forward", mine, w, b, np.zeros_like(last), layout=order, **window)[3]
     np.testing.assert_allclose(np.moveaxis(got, -1, 1), theirs, rtol=0, atol=2e-3 * np.abs(theirs).max())
-    got = runner.run("conv_backward_weights", mine, last, w, layout=order, accumulate=True, **window)[2]
+    got = cuda.run("conv_backward_weights", mine, last, w, layout=order, accumulate=True, **window)[2]
     np.testing.assert_allclose(got, dw, rtol=0, atol=2e-3 * np.abs(dw).max())
 
 

@@ -69,13 +69,14 @@ def backward(xhat, inv_std, gamma, beta, dy, relu):
 
 def test_shapes_cover_parts():
     plans = {batch_norm._plan(shape, np.dtype(dtype)) for shape in SHAPES for dtype in DTYPES}
-    assert {(parts > 1, width > 0) for parts, _, width in plans} == {
+    assert {(parts > 1, width > 0) for parts, _, width, _ in plans} == {
         (a, b) for a in (False, True) for b in (False, True)
     }
-    assert {width for *_, width in plans} >= {0, 4, 8, 16, 32}
-    assert batch_norm._plan((3211264, 64, 1), np.dtype(np.float32)) == (1056, 1056, 16)
-    assert batch_norm._plan((12544, 2048, 1), np.dtype(np.float32)) == (66, 1056, 32)
-    assert batch_norm._plan((256, 64, 12544), np.dtype(np.float32)) == (32, 2048, 0)
+    assert {width for *_, width, _ in plans} >= {0, 4, 8}
+    assert batch_norm._plan((3211264, 64, 1), np.dtype(np.float32)) == (528, 528, 16, False)
+    assert batch_norm._plan((12544, 2048, 1), np.dtype(np.float32)) == (33, 528, 32, False)
+    assert batch_norm._plan((6272, 1024, 1), np.dtype(np.float32)) == (12, 384, 8, True)
+    assert batch_norm._plan((256, 64, 12544), np.dtype(np.float32)) == (32, 2048, 0, False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -395,10 +396,10 @@ def test_many_elements_of_a_thread(cuda, rng, shape, dtype, blocks, monkeypatch)
 
 
 def test_launches(cuda, rng):
-    """Sums and map, and where channels come in parts one more between."""
+    """Sums and map, and where channels that have runs come in parts one more between."""
     if not hasattr(cuda.device, "launches"):
         pytest.skip("a real device does not count launches")
-    for shape, launches in [((2, 3, 4), 2), ((37, 12, 1), 2), ((3, 2, 12100), 3), ((2000, 64, 1), 3)]:
+    for shape, launches in [((2, 3, 4), 2), ((37, 12, 1), 2), ((3, 2, 12100), 3), ((2000, 64, 1), 2)]:
         x, begun = normal(rng, np.float32, *shape), len(cuda.device.launches)
         given, (gamma, beta) = state(rng, np.float32, shape[1]), factors(rng, np.float32, shape[1], True)
         cuda.run("batch_norm_scale_forward", x, x, None, *given, gamma, beta, eps=1e-3, fraction=0.5, relu=True)
@@ -418,3 +419,28 @@ def test_same_bits(cuda, rng, shape):
         first, second = (cuda.run(name, *operands, **options) for _ in range(2))
         for one, other in zip(first, second, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1500, 64, 1), (600, 200, 1), (500, 45, 1), (4200, 2, 1)])
+def test_large_arrays_have_their_parts_joined_by_a_launch(cuda, rng, shape, dtype, monkeypatch):
+    """To what the last block makes of them in small ones, where it leaves all as it has to be for the next call."""
+    monkeypatch.setattr(batch_norm, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(batch_norm, "_plan", batch_norm._plan.__wrapped__)
+    x, dy, one = (normal(rng, dtype, *shape) for _ in range(3))
+    given, (gamma, beta) = state(rng, dtype, shape[1]), factors(rng, dtype, shape[1], True)
+    results = []
+    for small in (1 << 30, 1 << 30, 0):
+        monkeypatch.setattr(batch_norm, "_SMALL", small)
+        assert batch_norm._plan(shape, np.dtype(dtype))[0] > 1
+        forward = cuda.run("batch_norm_scale_forward", x, np.zeros_like(x), np.zeros_like(x), *given, gamma, beta,
+                           eps=1e-3, fraction=0.75, relu=True)  # fmt: skip
+        back = cuda.run("batch_norm_scale_backward", forward[2], forward[4], gamma, beta, dy, np.zeros_like(x),
+                        gamma.copy(), beta.copy(), relu=True, accumulate=True)  # fmt: skip
+        summed = cuda.run("sums_relu_batch_norm_scale_backward", x, dy, one, None, np.zeros_like(x), forward[2],
+                          forward[4], gamma, np.zeros_like(x), gamma.copy(), None, slope=0.0,
+                          accumulate=False)  # fmt: skip
+        results.append([*forward[1:8], *back[5:], summed[4], *summed[8:10]])
+    for first, again, apart in zip(*results, strict=True):
+        same_bits(first, again)
+        close(first, apart, dtype)

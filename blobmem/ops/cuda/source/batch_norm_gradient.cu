@@ -31,6 +31,10 @@ struct Backward {
     parts[s * channels + c] = plain;
     parts[(splits + s) * channels + c] = along;
   }
+  __device__ __forceinline__ void add(i64 at, double (&sums)[2]) const {  // the part's at a place
+    sums[0] += parts[at];
+    sums[1] += parts[at + splits * channels];
+  }
 };
 
 #define BACKWARD                                                                                                \
@@ -125,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 template <int W, class S>
-__device__ __forceinline__ void column_sums(S source, Backward to, i64 outer, int width, double *shared) {
+__device__ __forceinline__ void column_sums(S source, Backward to, i64 outer, int width, u32 *tickets, double *shared) {
   ColumnBlock<W> block(outer, to.channels, to.splits, width);
   T gamma[W], beta[W], plain[W] = {}, along[W] = {};
   int relu = to.shift.relu;
@@ -155,33 +159,39 @@ __device__ __forceinline__ void column_sums(S source, Backward to, i64 outer, in
 #pragma unroll
     for (int k = 0; k < W; k++) to.put(block.c + k, block.split, all[k], all_along[k]);
   }
+  if (tickets && block.last(tickets, to.splits)) {
+    i64 c = block.joined();
+    double joined[2];
+    block.join(to.channels, to.splits, joined, shared, [&](i64 at, double(&sums)[2]) { to.add(at, sums); });
+    if (threadIdx.x < width * W && c < to.channels) to.finish(c, joined[0], joined[1]);
+  }
 }
 
 template <class S>
-__device__ __forceinline__ void all_column_sums(S source, Backward to, i64 outer, int width) {
+__device__ __forceinline__ void all_column_sums(S source, Backward to, i64 outer, int width, u32 *tickets) {
   __shared__ double shared[COLUMN_THREADS * PACK];
   if (to.channels % PACK == 0)
-    column_sums<PACK>(source, to, outer, width, shared);
+    column_sums<PACK>(source, to, outer, width, tickets, shared);
   else
-    column_sums<1>(source, to, outer, width, shared);
+    column_sums<1>(source, to, outer, width, tickets, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     backward_sums_columns(const D *xhat, const D *dy, const T *inv_std, const D *gamma, const D *beta, D *dgamma,
                           D *dbeta, double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits,
-                          int relu, int accumulate, int width) {
+                          int relu, int accumulate, int width, u32 *tickets) {
   BACKWARD;
-  all_column_sums(Given{xhat, dy}, to, outer, width);
+  all_column_sums(Given{xhat, dy}, to, outer, width, tickets);
 }
 
 extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     summed_backward_sums_columns(const D *xhat, const D *top, const D *one, const D *two, D *total, D *g, T slope,
                                  const T *inv_std, const D *gamma, const D *beta, D *dgamma, D *dbeta, double *parts,
                                  void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu,
-                                 int accumulate, int width) {
+                                 int accumulate, int width, u32 *tickets) {
   BACKWARD;
   to.shift.relu = 0;  // as given: known to the compiler, it saves registers
-  all_column_sums(Summed{xhat, top, one, two, total, g, slope}, to, outer, width);
+  all_column_sums(Summed{xhat, top, one, two, total, g, slope}, to, outer, width, tickets);
 }
 
 extern "C" __global__ void __launch_bounds__(512)
@@ -190,10 +200,9 @@ extern "C" __global__ void __launch_bounds__(512)
   __shared__ double shared[16 * ABREAST];
   BACKWARD;
   i64 c = (i64)blockIdx.x * ABREAST + threadIdx.x % ABREAST;
-  double plain = sum_parts(c, channels, splits, shared, [=](i64 i) { return parts[i]; });
-  const double *second = parts + splits * channels;
-  double along = sum_parts(c, channels, splits, shared, [=](i64 i) { return second[i]; });
-  if (threadIdx.x < ABREAST && c < channels) to.finish(c, plain, along);
+  double joined[2];
+  sum_parts(c, channels, splits, joined, shared, [&](i64 at, double(&sums)[2]) { to.add(at, sums); });
+  if (threadIdx.x < ABREAST && c < channels) to.finish(c, joined[0], joined[1]);
 }
 
 struct Gradient {
