@@ -441,6 +441,7 @@ def test_large_arrays_have_their_parts_joined_by_a_launch(cuda, rng, shape, dtyp
                           forward[4], gamma, np.zeros_like(x), gamma.copy(), None, slope=0.0,
                           accumulate=False)  # fmt: skip
         results.append([*forward[1:8], *back[5:], summed[4], *summed[8:10]])
+    assert not getattr(cuda.device, "counters", np.zeros(1)).any()
     for first, again, apart in zip(*results, strict=True):
         same_bits(first, again)
         close(first, apart, dtype)
