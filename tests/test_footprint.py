@@ -70,7 +70,7 @@ def assert_measured(schemes):
         assert scheme.measured == (None if scheme.name == BOUND else scheme.predicted)
 
 
-@pytest.mark.parametrize("name", ["lenet", "squeezenet"])
+@pytest.mark.parametrize("name", ["lenet", "caffenet"])
 def test_a_second_stream_holds_what_is_predicted(name):
     """By the plan of the backward pass, or by the second workspace."""
     one, two = (

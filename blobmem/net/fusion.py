@@ -322,6 +322,34 @@ def _sums_backward(calls: Sequence[Call], at: int) -> Group | None:
     return Group(group.stop, call)
 
 
+def _sums_normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
+    """The same, and the gradients of a Scale and a BatchNorm that made one of the two that were added."""
+    group = _sums_backward(calls, at)
+    norm = _normalize_backward(calls, group.stop) if group is not None and group.stop < len(calls) else None
+    if group is None or norm is None or norm.call.attributes["relu"]:
+        return None
+    y, one, two, total, da, db = group.call.operands
+    xhat, inv_std, gamma, _, dy, dx, dgamma, dbeta = norm.call.operands
+    other = db if _same(da, dy) else da
+    if not any(_same(each, dy) for each in (da, db)) or any(_same(other, each) for each in (dy, dx)):
+        return None
+    if any(_same(xhat, each) for each in (total, other)) or not _one_order(y, one, two, other, xhat, dx):
+        return None
+    operands = (y, one, two, total, other, xhat, inv_std, gamma, dx, dgamma, dbeta)
+    call = _fused(calls[at], "sums_relu_batch_norm_scale_backward", *operands, **group.call.attributes)
+    return Group(norm.stop, call, _elsewhere(dx, dy))
+
+
+def _unread_sums_normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
+    """The same, where nobody reads what the gradients of the split come to."""
+    group = _sums_normalize_backward(calls, at)
+    if group is None:
+        return None
+    operands = group.call.operands
+    call = dataclasses.replace(group.call, operands=(*operands[:3], None, *operands[4:]))
+    return group._replace(call=call, skipped=(*group.skipped, group.call.operand(3)))
+
+
 # -------------------------------------------------------------------- a convolution or an inner product, ReLU
 
 
@@ -442,5 +470,5 @@ _MATCHES = {
     "scale_backward_gamma": (_normalize_backward,),
     "scale_forward": (_made_again, _scale_sum_forward, _scale_relu_forward),
     "eltwise_sum": (_sum_forward, _sum_normalize_inference),
-    "sum_arrays": (_sums_backward,),
+    "sum_arrays": (_unread_sums_normalize_backward, _sums_normalize_backward, _sums_backward),
 }

@@ -11,6 +11,7 @@ from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made, run_l
 from blobmem import TRAIN, Blob, Layer, Net, SharedBlobError, SimulatedDevice, register_layer
 from blobmem.devices import HOST
 from blobmem.memory import Side
+from blobmem.net import fusion
 from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
 
 RECOMPUTE = importlib.import_module("blobmem.net.plan.recompute")  # the package has a function of that name
@@ -209,6 +210,26 @@ def test_residual_sums_take_one_pass_each_and_have_the_same_bits(monkeypatch, la
     for each in (net, kept):
         run_layer_by_layer(each)
     assert_same(*([entry.blob.cpu_diff() for entry in each.learnable] for each in (net, kept)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("projected, memory", [("p b", "keep"), ("b p", "train")])
+def test_gradients_are_summed_where_a_batch_norm_reads_them(monkeypatch, last, projected, memory):
+    """To the bits of two calls; what they come to is written where somebody may look at it."""
+    net = made(residual(projected), emulated(last), memory)
+    found = iterate(net)
+    calls = [step.call for step in net.compiled()[1]._program()]
+    (fused,) = (each for each in calls if each.op == "sums_relu_batch_norm_scale_backward")
+    assert (fused.operands[3] is None) == (memory == "train")
+    assert "sums_relu_backward" not in [each.op for each in calls]
+    monkeypatch.setitem(fusion._MATCHES, "sum_arrays", (fusion._sums_backward,))
+    apart = made(residual(projected), emulated(last), memory)
+    assert_same(found, iterate(apart))
+    assert backward_ops(apart).count("sums_relu_backward") == 1
+    if memory == "keep":
+        for name in ("x", "p", "b"):
+            assert_same(*([each.blobs[name].cpu_diff()] for each in (net, apart)))
 
 
 @needs_compiler

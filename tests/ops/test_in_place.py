@@ -40,6 +40,7 @@ OPS = {
     "scale_relu_forward": ("xccy", {}), "sum_relu_forward": ("xxy", {"slope": 0.1}),
     "scale_sum_relu_forward": ("xccxccy", {"slope": 0.1}),
     "sum_relu_backward": ("xxyy", {"slope": 0.1}), "sums_relu_backward": ("xxxyyy", {"slope": 0.1}),
+    "sums_relu_batch_norm_scale_backward": ("xxxyyxvcycc", {"slope": 0.1, "accumulate": True}),
     "relu_bias_backward": ("xxyc", {"slope": 0.1, "accumulate": False}),
 }  # fmt: skip
 """Op -> its operands (x: a large input, y: a large output, c: of each channel, v: such, positive, p: of each plane, f: one

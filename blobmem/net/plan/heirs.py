@@ -58,6 +58,7 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
     "sum_relu_forward": ((0, 1), (2,)),
     "sum_relu_backward": ((0, 1), (2, 3)),  # all that it writes is the same
     "sums_relu_backward": ((0, 1, 2, 3), (3, 4, 5)),
+    "sums_relu_batch_norm_scale_backward": ((0, 1, 2), (3, 4, 8)),  # the last is made when the others are there
 }  # fmt: skip
 """Op -> positions of inputs and of outputs, of which any output may lie where any input does, on every device: an
 element is written after all inputs were read there, or whatever else its value depends on. They are of one size."""

@@ -12,33 +12,38 @@ from typing import Any
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.devices.cuda.context import TICKETS
 from blobmem.dtypes import exact
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import THREADS, Kernels
 
 _UP, _DOWN = Kernels("batch_norm"), Kernels("batch_norm_gradient")
-_COLUMN_BLOCKS = 1056  # twice what an H200 takes at a time
-_LEAST_ROWS = 16  # of a thread, where channels have no runs
+# where channels have no runs:
+_COLUMN_BLOCKS = 528  # what an H200 takes at a time
+_LEAST_ROWS = 16  # of a thread
+_SMALL = 64 << 20  # bytes of an array up to which a launch more is felt: the last block to finish joins the parts
 _FINISH_THREADS, _ABREAST = 512, 8  # of the kernels that join parts: threads, and channels of a block
 
 
 @functools.lru_cache(4096)
-def _plan(shape: channels.Folded, dtype: np.dtype) -> tuple[int, int, int]:
-    """(parts of a channel, blocks, lots of channels that a block takes: 0 where channels have runs)."""
+def _plan(shape: channels.Folded, dtype: np.dtype) -> tuple[int, int, int, bool]:
+    """(parts of a channel, blocks, lots of channels that a block takes: 0 where channels have runs; whether the last
+    of the blocks that take the same joins their parts)."""
     outer, count, inner = shape
     if inner > 1 or count == 1:
         parts = channels.splits(shape)
-        return parts, parts * count, 0
+        return parts, parts * count, 0, False
     pack = 16 // dtype.itemsize
-    lots = count // pack if count % pack == 0 else count
-    width = 1 << min(5, (lots - 1).bit_length())
+    small = outer * count * dtype.itemsize <= _SMALL
+    lots, most = (count // pack, 3 if small else 5) if count % pack == 0 else (count, 5)
+    width = 1 << min(most, (lots - 1).bit_length())
     groups = -(-lots // width)
     parts = max(1, min(-(-_COLUMN_BLOCKS // groups), outer * width // (THREADS * _LEAST_ROWS)))
-    return parts, parts * groups, width
+    return parts, parts * groups, width, small and parts > 1 and groups <= TICKETS
 
 
-def _plan_of(x: Any) -> tuple[int, int, int]:
-    return _plan(x.shape, x.dtype) if x.size else (1, 0, 0)
+def _plan_of(x: Any) -> tuple[int, int, int, bool]:
+    return _plan(x.shape, x.dtype) if x.size else (1, 0, 0, False)
 
 
 def workspace(x: Any, *_: Any, **attributes: Any) -> int:
@@ -51,14 +56,15 @@ def _reduce(kernels: Kernels, like: CudaArray, name: str, finish: str, large: tu
             ws: CudaArray, *numbers: Any) -> int:  # fmt: skip
     """Sums by channel of `large` arrays, and what is made of them, four numbers a channel: gives their address."""
     outer, count, inner = like.shape
-    parts, blocks, width = _plan_of(like)
+    parts, blocks, width, joins = _plan_of(like)
+    tickets = like.device.tickets() if joins else None
     factors, sums = ws.address, ws.address + 4 * exact(like.dtype).itemsize * count
     given = *small, sums, factors, outer, count, inner, parts, *numbers
     if width:
-        kernels.run(like, f"{name}_columns", blocks, THREADS, *large, *given, width)
+        kernels.run(like, f"{name}_columns", blocks, THREADS, *large, *given, width, tickets)
     else:
         kernels.run(like, name, blocks, THREADS, *large, *given)
-    if parts > 1:
+    if parts > 1 and not tickets:
         kernels.run(like, finish, -(-count // _ABREAST), _FINISH_THREADS, *given)
     return factors
 
@@ -104,15 +110,34 @@ def backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None, beta:
     g is dy, with `relu` 0 where y was not positive; dbeta[c] (+)= the sum of g, dgamma[c] (+)= the sum of g * xhat.
     gamma, beta, dgamma and dbeta may be left out.
     """
-    if dy.size == 0:
+    _backward("backward_sums", (xhat, dy), xhat, inv_std, gamma, beta, dy, dx, dgamma, dbeta, relu, accumulate, ws)
+
+
+def summed_backward(top: CudaArray, one: CudaArray, two: CudaArray, total: CudaArray | None, g: CudaArray,
+                    xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray, dx: CudaArray, dgamma: CudaArray | None,
+                    dbeta: CudaArray | None, *, slope: float, accumulate: bool, ws: CudaArray) -> None:  # fmt: skip
+    """`backward` of the gradient g of a sum whose ReLU made top, all of which it writes: one + two where top is
+    positive, slope times as much elsewhere. So is total, if given.
+
+    top, one, two, total and g have the size of xhat, and any shape.
+    """
+    large = xhat, top, one, two, total, g, slope
+    _backward("summed_backward_sums", large, xhat, inv_std, gamma, None, g, dx, dgamma, dbeta, False, accumulate, ws)
+
+
+def _backward(sums: str, large: tuple[Any, ...], xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None,
+              beta: CudaArray | None, dy: CudaArray, dx: CudaArray, dgamma: CudaArray | None,
+              dbeta: CudaArray | None, relu: bool, accumulate: bool, ws: CudaArray) -> None:  # fmt: skip
+    """`backward` with the kernel `sums`, of `large` arrays, which leaves g in dy."""
+    if xhat.size == 0:
         for total in (dgamma, dbeta):
             if total is not None and not accumulate:
                 total.zero()
         return
     small = inv_std, gamma, beta, dgamma, dbeta
-    factors = _reduce(_DOWN, dy, "backward_sums", "backward_finish", (xhat, dy), small, ws, relu, accumulate)
-    shape = dy.size, dy.shape[1], dy.shape[2]
-    _DOWN.chunks(dy, "backward_map", dy.size, xhat, dy, dx, factors, gamma, beta, *shape, relu)
+    factors = _reduce(_DOWN, xhat, sums, "backward_finish", large, small, ws, relu, accumulate)
+    shape = xhat.size, xhat.shape[1], xhat.shape[2]
+    _DOWN.chunks(xhat, "backward_map", xhat.size, xhat, dy, dx, factors, gamma, beta, *shape, relu)
 
 
 def inference(x: CudaArray, y: CudaArray, running_mean: CudaArray | None, running_var: CudaArray, factor: CudaArray,

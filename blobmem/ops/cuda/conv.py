@@ -36,13 +36,12 @@ from blobmem.ops.cuda.conv_small import Small, fits
 from blobmem.ops.cuda.cudnn import RELU, SUM, Plan
 from blobmem.ops.cuda.layout import (
     aligned,
+    fold,
     in_layout,
-    narrow_channels,
     to_channels_first,
     to_channels_last,
+    unfold,
     weights_turn,
-    widen_channels,
-    widen_planes,
 )
 from blobmem.ops.cuda.neuron import relu_forward
 from blobmem.ops.registry import ArraySpec, op
@@ -81,8 +80,8 @@ def forward_sum_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: Ar
 def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turned: bool, room: int | None,
                    window: Window) -> int:  # fmt: skip
     x, window, images = _turned_images(x, window)
-    wide = _wide(x, w, window, device)
-    if wide and (nbytes := wide.workspace_bytes(direction, device, window, room)):
+    wide = _wide(direction, x, w, window, device, room)
+    if wide and (nbytes := wide.workspace_bytes(direction, device, room)):
         return nbytes
     key = within(key_of(direction, device, x, w, *window), room, device)
     return images + _plan_bytes(key, device, w, turned=turned)
@@ -96,8 +95,8 @@ def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool
                    **given: Any) -> int:  # fmt: skip
     """For plans, which cannot add to what is there, dw comes first."""
     x, window, images = _turned_images(x, _window(**given))
-    wide = _wide(x, dw, window, device)
-    if wide and (nbytes := wide.workspace_bytes("weights", device, window, room)):
+    wide = _wide("weights", x, dw, window, device, room)
+    if wide and (nbytes := wide.workspace_bytes("weights", device, room)):
         return nbytes
     key = within(key_of("weights", device, x, dw, *window), room, device)
     return images + _plan_bytes(key, device, dw, accumulate)
@@ -153,11 +152,10 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
         at, direction = ((2, 1), "data") if op == "conv_backward_data" else ((0, 2), "weights")
     x, window, _ = _turned_images(specs[at[0]], _window(**stated))
     w = specs[at[1]]
-    wide = None if direction == "data" else _wide(x, w, window, device)
-    if wide is not None:
-        x, w = wide.x, wide.w
-    choice = chosen(key_of(direction, device, x, w, *window), device)
-    return None if choice is None else choice.ms
+    ways = () if direction == "data" else _ways(x, w, window, device)
+    runs: list[tuple[ArraySpec, ArraySpec, Window]] = [each[:3] for each in ways] or [(x, w, window)]
+    choices = [chosen(key_of(direction, device, x, w, *window), device) for x, w, window in runs]
+    return min((choice.ms for choice in choices if choice is not None), default=None)
 
 
 def are_small(calls: Iterable[tuple[str, Sequence[Any], Mapping[str, Any]]], device: Any) -> tuple[bool, bool]:
@@ -222,8 +220,8 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
     """`conv_forward`, plus `other` if there is one, and with `relu` max(0, .) of that."""
     seen, window, images = _turned_images(x, window)
     after = _After(b, other, relu)
-    wide = _wide(seen, w, window, x.device)
-    if wide and wide.forward(x, w, y, ws, window, after, bool(images), turned, room):
+    wide = _wide(after.direction, seen, w, window, x.device, room)
+    if wide and wide.forward(x, w, y, ws, after, bool(images), turned, room):
         return
     if images:
         x, ws = _turn_images(x, ws)
@@ -293,8 +291,8 @@ def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArr
 def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
                       window: Window, room: int | None = None) -> None:  # fmt: skip
     seen, window, images = _turned_images(x, window)
-    wide = _wide(seen, dw, window, x.device)
-    if wide and wide.backward_weights(x, dy, dw, ws, accumulate, window, bool(images), room):
+    wide = _wide("weights", seen, dw, window, x.device, room)
+    if wide and wide.backward_weights(x, dy, dw, ws, accumulate, bool(images), room):
         return
     if images:
         x, ws = _turn_images(x, ws)
@@ -319,94 +317,116 @@ def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray 
 
 
 class _Wide(NamedTuple):
-    """Images, channels last, with channels of zeros added up to whole packs of 16 bytes, which tensor cores need.
+    """A convolution of few channels as tensor cores want it: channels last, in whole packs of 16 bytes, zeros behind.
 
-    What is widened may have its channels second.
-    The first convolution of most nets has 3, and would take as long as a dozen others.
+    The first convolution of most nets has 3, and would take as long as a dozen others. Squares of `fold` pixels, the
+    stride's if not 1, may be one of x each: that has all their channels, the taps are fewer, and the stride is 1.
+
+    Attributes:
+        x, w, window: of the convolution that takes its place.
+        pad: the zeros above and left of the images that are in x.
     """
 
     x: ArraySpec
     w: ArraySpec
-    plain_w: ArraySpec
+    window: Window
+    fold: Shape
+    pad: Shape
 
-    def _key(self, direction: str, device: Any, window: Window, room: int | None) -> Key:
-        return within(key_of(direction, device, self.x, self.w, *window), room, device)
+    def _key(self, direction: str, device: Any, room: int | None) -> Key:
+        return within(key_of(direction, device, self.x, self.w, *self.window), room, device)
 
-    def plan(self, direction: str, device: Any, window: Window, room: int | None = None) -> Plan | None:
+    def milliseconds(self, direction: str, device: Any, room: int | None) -> float:
+        """What `plan` took when it was chosen; infinity where there is none, or it is not known."""
+        key = self._key("forward+bias" if direction == RELU else direction, device, room)
+        ms = plan_ms(key, device)
+        return math.inf if ms is None or is_small(key, device) else ms
+
+    def plan(self, direction: str, device: Any, room: int | None = None) -> Plan | None:
         """None where none takes the channels of zeros, or our own kernels would, which are faster without these."""
-        plan = plan_of(self._key(direction, device, window, room), device)
+        plan = plan_of(self._key(direction, device, room), device)
         return None if isinstance(plan, Small) else plan
 
-    def workspace_bytes(self, direction: str, device: Any, window: Window, room: int | None = None) -> int:
+    def workspace_bytes(self, direction: str, device: Any, room: int | None = None) -> int:
         """0 where there is no `plan`."""
-        taken = room_of(self._key(direction, device, window, room), device)
+        taken = room_of(self._key(direction, device, room), device)
         return 0 if taken is None or not taken.turns else self._places()[-1] + taken.nbytes
 
-    def _places(self) -> tuple[int, int, int, int]:
-        """Where in ws the images, the weights and the wider weights begin, and where they end."""
-        w, plain = aligned(self.x.nbytes), aligned(self.plain_w.nbytes)
-        return 0, w, w + plain, w + plain + aligned(self.w.nbytes)
+    def _places(self) -> tuple[int, int]:
+        """Where in ws the weights begin, behind the images, and where they end."""
+        return (w := aligned(self.x.nbytes)), w + aligned(self.w.nbytes)
 
-    def _arrays(self, ws: CudaArray | None) -> tuple[CudaArray, CudaArray, CudaArray]:
-        images, plain, wide, stop = self._places()
+    def _arrays(self, ws: CudaArray | None) -> tuple[CudaArray, CudaArray]:
+        at, stop = self._places()
         if ws is None or ws.nbytes < stop:
             raise DeviceError(f"a convolution needs {stop} bytes of workspace but was given {ws and ws.nbytes}")
-        outputs, channels, *taps = self.plain_w.shape
-        return (
-            ws.part(images, self.x.shape, self.x.dtype),
-            ws.part(plain, (outputs, *taps, channels), self.w.dtype),
-            ws.part(wide, (outputs, *taps, self.w.shape[1]), self.w.dtype),
-        )
+        return ws.part(0, self.x.shape, self.x.dtype), ws.part(at, in_layout(self.w.shape, "NHWC"), self.w.dtype)
 
-    def forward(self, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaArray | None, window: Window, after: _After,
-                planes: bool, turned: bool, room: int | None) -> bool:  # fmt: skip
+    def forward(self, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaArray | None, after: _After, planes: bool,
+                turned: bool, room: int | None) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran. `planes`: x has its channels second."""
-        plan = self.plan(after.direction, x.device, window, room)
+        plan = self.plan(after.direction, x.device, room)
         if plan is None:
             return False
-        images, plain, wide = self._arrays(ws)
-        (widen_planes if planes else widen_channels)(x, images)
-        if turned:
-            plain = w.part(0, plain.shape, w.dtype)
-        else:
-            to_channels_last(w, plain)
-        widen_channels(plain, wide)
-        _run_forward(plan, images, wide, y, ws, self._places()[-1], window[-1], after)
+        images, wide = self._arrays(ws)
+        fold(x, images, self.fold, self.pad, last=not planes)
+        fold(w.reshape(*in_layout(w.shape, "NHWC")) if turned else w, wide, self.fold, (0, 0), last=turned)
+        _run_forward(plan, images, wide, y, ws, self._places()[-1], self.window[-1], after)
         return True
 
     def backward_weights(self, x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
-                         window: Window, planes: bool, room: int | None) -> bool:  # fmt: skip
+                         planes: bool, room: int | None) -> bool:  # fmt: skip
         """Whether there is a plan, which it then ran. `planes`: x has its channels second."""
-        plan = self.plan("weights", x.device, window, room)
+        plan = self.plan("weights", x.device, room)
         if plan is None:
             return False
-        images, plain, wide = self._arrays(ws)
-        (widen_planes if planes else widen_channels)(x, images)
+        images, wide = self._arrays(ws)
+        fold(x, images, self.fold, self.pad, last=not planes)
         for part in range(plan.parts):
             _run_part(plan, part, (images, wide, dy), ws, self._places()[-1])
-            narrow_channels(wide, plain)
-            take_channels_last(plain, dw, accumulate=accumulate or part > 0)
+            unfold(wide, dw, self.fold, accumulate=accumulate or part > 0)
         return True
 
 
-def _wide(x: Any, w: Any, window: Window, device: Any) -> _Wide | None:
-    missing = -w.shape[1] % (16 // w.dtype.itemsize)
+def _wide(direction: str, x: Any, w: Any, window: Window, device: Any, room: int | None = None) -> _Wide | None:
+    """What takes the place of a convolution of few channels last; of two the faster, the first if that is not known."""
+    ways = _ways(x, w, window, device)
+    if len(ways) < 2:
+        return ways[0] if ways else None
+    return min(ways, key=lambda each: each.milliseconds(direction, device, room))
+
+
+def _ways(x: Any, w: Any, window: Window, device: Any) -> tuple[_Wide, ...]:
     if (
-        not missing
+        not w.shape[1] % (16 // w.dtype.itemsize)
         or len(x.shape) != 4
         or window[-1] != "NHWC"
         or window[-2] > 1
         or not (is_half(w.dtype) or (device.math == "tf32" and w.dtype == np.float32))
     ):
-        return None
-    return _widened(x.shape, w.shape, x.dtype)
+        return ()
+    return _widened(x.shape, w.shape, x.dtype, window)
 
 
 @functools.lru_cache(256)
-def _widened(x: Shape, w: Shape, dtype: np.dtype) -> _Wide:
-    missing = -w[1] % (16 // dtype.itemsize)
-    wide_x, wide_w = (*x[:3], x[3] + missing), (w[0], w[1] + missing, *w[2:])
-    return _Wide(ArraySpec(wide_x, dtype), ArraySpec(wide_w, dtype), ArraySpec(w, dtype))
+def _widened(x: Shape, w: Shape, dtype: np.dtype, window: Window) -> tuple[_Wide, ...]:
+    """As it is, and where there is a stride folded."""
+    stride, pad, dilation, group, layout = window
+    (outputs, channels, *taps), pack = w, 16 // dtype.itemsize
+    missing = -channels % pack
+    images, weights = (*x[:3], x[3] + missing), (outputs, channels + missing, *taps)
+    plain = _Wide(ArraySpec(images, dtype), ArraySpec(weights, dtype), window, (1, 1), (0, 0))
+    square = math.prod(stride)
+    if square == 1 or {*dilation} != {1} or any(k < s for k, s in zip(taps, stride, strict=True)):
+        return (plain,)
+    few = pack // math.gcd(pack, square)  # channels of a pixel are a multiple of this
+    many = -(-channels // few) * few * square
+    axes = list(zip(x[1:3], taps, stride, pad, strict=True))
+    fewer = [-(-k // s) for _, k, s, _ in axes]
+    sides = [(n + 2 * p - k) // s + -(-k // s) for n, k, s, p in axes]
+    images, weights = (x[0], *sides, many), (outputs, many, *fewer)
+    single: Window = (1, 1), (0, 0), dilation, group, layout
+    return plain, _Wide(ArraySpec(images, dtype), ArraySpec(weights, dtype), single, stride, pad)
 
 
 def _folded(dy: Any, db: Any) -> tuple[int, int, int]:

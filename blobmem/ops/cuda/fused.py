@@ -140,6 +140,25 @@ def sums_relu_backward(y: CudaArray, one: CudaArray, two: CudaArray, dy: CudaArr
     _KERNELS.over(dy, "sum_relu_gradient", dy.size, y, one, two, dy, da, db, dy.size, slope)
 
 
+def _summed_room(top: Any, one: Any, two: Any, total: Any, g: Any, xhat: Any, *_: Any, **attributes: Any) -> int:
+    return batch_norm.workspace(xhat, **attributes)
+
+
+@op(family="cuda", workspace=_summed_room)
+def sums_relu_batch_norm_scale_backward(y: CudaArray, one: CudaArray, two: CudaArray, dy: CudaArray | None,
+                                        da: CudaArray, xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray,
+                                        dx: CudaArray, dgamma: CudaArray | None, dbeta: CudaArray | None, *,
+                                        slope: float, accumulate: bool, ws: CudaArray) -> None:  # fmt: skip
+    """`sums_relu_backward` to dy (None: not wanted) and da, and `batch_norm_scale_backward` of what these get, with no
+    ReLU; to the same bits. The arrays of the first have the size of xhat, and any shape.
+
+    dy, da and dx may be y, one or two; dx may be xhat.
+    """
+    batch_norm.summed_backward(
+        y, one, two, dy, da, xhat, inv_std, gamma, dx, dgamma, dbeta, slope=slope, accumulate=accumulate, ws=ws
+    )
+
+
 def _bias_room(x: Any, dy: Any, dx: Any, db: Any, **_: Any) -> int:
     return channels.workspace_bytes((dx.size // max(1, db.size), db.size, 1))
 

@@ -71,18 +71,22 @@ def _turn(x: CudaArray, y: CudaArray, shape: tuple[int, int, int]) -> None:
         strided.transposed(x, y, shape, (0, 2, 1))
 
 
-def widen_channels(x: CudaArray, y: CudaArray) -> None:
-    """y (rows..., channels) = x (rows..., fewer channels), zeros behind; y's channels are whole packs of 16 bytes."""
-    _KERNELS.over(y, "widen", y.nbytes // 16, x, y, y.nbytes // 16, x.shape[-1], y.shape[-1], each=2)
+def fold(x: CudaArray, y: CudaArray, square: Shape, pad: Shape, *, last: bool) -> None:
+    """y (images, height, width, channels) = squares of pixels of x, (images, channels, height, width), with `last`
+    (images, height, width, channels): of each of their pixels the channels and then zeros. Around x, too, are zeros,
+    `pad` of them above and on the left.
+
+    y's channels are whole packs of 16 bytes.
+    """
+    shape = (x.shape[3], *x.shape[1:3], 1) if last else (*x.shape[1:], 0)
+    packs = y.nbytes // 16
+    _KERNELS.over(y, "fold", packs, x, y, packs, shape, _squares(y, square, pad), each=2)
 
 
-def widen_planes(x: CudaArray, y: CudaArray) -> None:
-    """y (images, spatial..., channels) = x (images, fewer channels, spatial...), zeros behind; y's channels are
-    whole packs of 16 bytes."""
-    _, channels, positions = _planar(x.shape)
-    _KERNELS.over(y, "widen_planes", y.nbytes // 16, x, y, y.nbytes // 16, channels, y.shape[-1], positions, each=2)
+def unfold(y: CudaArray, x: CudaArray, square: Shape, *, accumulate: bool) -> None:
+    """x (images, channels, height, width) (+)= what `fold` without padding would make y of."""
+    _KERNELS.over(x, "unfold", x.size, y, x, x.size, (*x.shape[1:], 0), _squares(y, square, (0, 0)), accumulate, each=1)
 
 
-def narrow_channels(x: CudaArray, y: CudaArray) -> None:
-    """y (rows..., channels) = the first channels of x (rows..., more channels)."""
-    _KERNELS.over(y, "narrow", y.size, x, y, y.size, x.shape[-1], y.shape[-1])
+def _squares(y: CudaArray, square: Shape, pad: Shape) -> Shape:
+    return *y.shape[1:3], *square, *pad, y.shape[3] // prod(square)

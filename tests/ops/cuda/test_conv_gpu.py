@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 import pytest
-from cuda_devices import make_gpu, needs_gpu
+from cuda_devices import TF32_GPU, make_gpu, needs_gpu
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.ops.cuda import algorithms, conv_plans, conv_search
+from blobmem.ops.cuda import algorithms, conv, conv_plans, conv_search
 from blobmem.ops.cuda.conv_direct import noise
 from blobmem.ops.cuda.cudnn import FUSED, RELU, Cudnn
 from blobmem.ops.cuda.layout import aligned, in_layout
@@ -215,6 +215,27 @@ def test_threads_have_streams_of_their_own():
     assert len(results) == 3
     for result in results.values():
         np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("order", ["NHWC", conv.TURNS])
+@pytest.mark.parametrize("cuda", [TF32_GPU], indirect=True)
+def test_few_channels_are_widened_or_folded(cuda, monkeypatch, rng, folded, order):
+    """To the same numbers; in tf32 some ten bits of each factor count."""
+    widened = conv._widened
+    monkeypatch.setattr(conv, "_widened", lambda *given: (widened(*given)[folded],))
+    window = {"stride": (2, 2), "pad": (3, 3), "dilation": (1, 1), "group": 1}
+    shapes = (6, 3, 224, 224), (32, 3, 7, 7), (32,), (6, 32, 112, 112)
+    x, w, b, y = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    theirs, dw = np.empty_like(y), w.copy()
+    table("host")["conv_forward"](x, w, b, theirs, **window)
+    table("host")["conv_backward_weights"](x, y, dw, accumulate=True, **window)
+    mine = np.ascontiguousarray(np.moveaxis(x, 1, -1)) if order == "NHWC" else x
+    last = np.ascontiguousarray(np.moveaxis(y, 1, -1))
+    got = cuda.run("conv_forward", mine, w, b, np.zeros_like(last), layout=order, **window)[3]
+    np.testing.assert_allclose(np.moveaxis(got, -1, 1), theirs, rtol=0, atol=2e-3 * np.abs(theirs).max())
+    got = cuda.run("conv_backward_weights", mine, last, w, layout=order, accumulate=True, **window)[2]
+    np.testing.assert_allclose(got, dw, rtol=0, atol=2e-3 * np.abs(dw).max())
 
 
 def test_host_time_of_a_call():

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 from types import SimpleNamespace
 
 import cuda_emulation
@@ -424,7 +425,7 @@ def test_relu_of_images_with_channels_of_zeros(gpu, rng, fused, twins, kernels):
     gpu.math = "tf32"
     gpu.fused_plans = {"eng0": (256, (), 0.5)} if fused else {}
     gpu.relu_plans = {"eng0": (256, (), 0.5)} if twins else {}
-    wide = sum(map(layout.aligned, (2 * 5 * 6 * 16, 4 * 3 * 9 * 4, 4 * 9 * 16)))
+    wide = sum(map(layout.aligned, (2 * 5 * 6 * 16, 4 * 9 * 16)))
     assert with_relu(gpu, rng, "NHWC", 256 * fused + wide) == kernels
 
 
@@ -679,7 +680,7 @@ def test_channels_last_turns_weights_over_in_the_workspace(gpu, rng, kernel, cha
     turned = layout.aligned(at.w_values.nbytes) if kernel > 1 else 0
     wide = 0
     if math == "tf32":  # images and weights get channels of zeros, up to 4
-        wide = sum(map(layout.aligned, (2 * 5 * 6 * 16, at.w_values.nbytes, 4 * kernel**2 * 16)))
+        wide = sum(map(layout.aligned, (2 * 5 * 6 * 16, 4 * kernel**2 * 16)))
     got = run_last(gpu, at, "conv_forward", 256 + (wide or turned), "x", "w", "b", "y", **window)
     np.testing.assert_allclose(got["y"], expected(at, gpu, **window), atol=1e-5)
     np.testing.assert_array_equal(got["w"], at.w_values)
@@ -707,7 +708,7 @@ def test_images_that_only_a_convolution_reads_are_turned_over_in_the_workspace(g
     plan = sum(nbytes for nbytes, *_ in plans.values())
     parts = [at.x_values.nbytes, *([at.w_values.nbytes] if plans else [])]
     if math == "tf32" and plans:
-        parts = [2 * plane[0] * plane[1] * 16, at.w_values.nbytes, 4 * 9 * 16]
+        parts = [2 * plane[0] * plane[1] * 16, 4 * 9 * 16]
     nbytes = plan + sum(map(layout.aligned, parts))
     got = run_last(gpu, at, "conv_forward", nbytes, "x", "w", "b", "y", spatial=("y",), **WINDOW)
     np.testing.assert_allclose(got["y"], expected(at, gpu), atol=1e-5)
@@ -719,6 +720,52 @@ def test_images_that_only_a_convolution_reads_are_turned_over_in_the_workspace(g
         names = "x", "y", "w"
         got = run_last(gpu, at, "conv_backward_weights", nbytes, *names, spatial="y", accumulate=accumulate, **WINDOW)
         np.testing.assert_allclose(got["w"], theirs, atol=1e-4)
+
+
+# planes of x and y, kernel, stride, pad, and of what is folded: the plane, the kernel and the channels
+FOLDED = [
+    ((9, 10), (5, 5), (3, 3), (2, 2), (1, 1), (6, 6), (2, 2), 12),
+    ((11, 9), (4, 3), (7, 7), (3, 3), (3, 3), (6, 5), (3, 3), 36),  # 27 and 9 zeros
+    ((7, 8), (8, 3), (2, 3), (1, 2), (1, 0), (9, 4), (2, 2), 8),
+    ((6, 6), (3, 3), (2, 2), (2, 2), (0, 0), (3, 3), (1, 1), 12),
+]
+
+
+@pytest.mark.parametrize("fold", FOLDED, ids=str)
+@pytest.mark.parametrize("order", ["NHWC", "NCHW to NHWC"])
+@pytest.mark.parametrize("ms", [2.0, 0.5])
+def test_strided_convolutions_of_few_channels_are_folded_where_that_is_faster(gpu, rng, fold, order, ms):
+    """`ms` is what the convolution with channels of zeros takes, what is folded 1."""
+    plane, out, kernel, stride, pad, folded, taps, channels = fold
+    window = {"stride": stride, "pad": pad, "dilation": (1, 1), "group": 1}
+    gpu.math, gpu.plans = "tf32", {"eng0": (256, (), 1.0)}
+    at = arrays(gpu, rng, x=(2, 3, *plane), w=(4, 3, *kernel), y=(2, 4, *out))
+    x, w = ArraySpec((2, *plane, 4), np.dtype("float32")), ArraySpec((4, 4, *kernel), np.dtype("float32"))
+    keys = [conv_plans.key_of(d, gpu, x, w, **window, layout="NHWC").text for d in ("forward+bias", "weights")]
+    path = algorithms.folder() / algorithms.file_name(gpu.model, 91900, "tf32")
+    algorithms.write(path, {text: Choice("eng0", 0, 256, ms) for text in keys})
+    sizes = 2 * math.prod(folded) * channels * 4, 4 * channels * math.prod(taps) * 4
+    if ms < 1:
+        sizes = 2 * math.prod(plane) * 16, 4 * 16 * math.prod(kernel)
+    nbytes = 256 + sum(map(layout.aligned, sizes))
+    spatial = ("x", "y") if order == "NHWC" else ("y",)
+    got = run_last(gpu, at, "conv_forward", nbytes, "x", "w", "b", "y", spatial=spatial, **window)
+    np.testing.assert_allclose(got["y"], expected(at, gpu, **window), atol=1e-4)
+    got = run_last(gpu, at, "conv_relu_forward", nbytes, "x", "w", "b", "y", spatial=spatial, **window)
+    np.testing.assert_allclose(got["y"], np.maximum(expected(at, gpu, **window), 0), atol=1e-4)
+    gpu.memcpy_htod(at.w_address, np.ascontiguousarray(np.moveaxis(at.w_values, 1, -1)))
+    names = "x", "w", "b", "y"
+    got = run_last(gpu, at, "conv_forward", nbytes, *names, spatial=spatial, turned=True, **window)
+    np.testing.assert_allclose(got["y"], expected(at, gpu, **window), atol=1e-4)
+    for accumulate in (False, True):
+        theirs = at.w_values.copy()
+        gpu.memcpy_htod(at.w_address, theirs)
+        table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **window)
+        names = "x", "y", "w"
+        got = run_last(
+            gpu, at, "conv_backward_weights", nbytes, *names, spatial=spatial, accumulate=accumulate, **window
+        )
+        np.testing.assert_allclose(got["w"], theirs, atol=1e-3)
 
 
 @pytest.mark.parametrize("channels", [4, 3])
@@ -837,7 +884,7 @@ def test_halves_have_choices_of_their_own_and_whole_packs_of_channels(gpu, dtype
     for gpu.math in ("fp32", "tf32"):
         keys.add(conv_plans.key_of("forward", gpu, x, w, **WINDOW, layout="NHWC"))
         nbytes, _ = workspace(gpu, "conv_forward", x, w, None, y, layout="NHWC", **WINDOW)
-        wide = 2 * 5 * 6 * 8 * 2, 4 * 3 * 9 * 2, 4 * 8 * 9 * 2  # images, weights turned over, and both with 8 channels
+        wide = 2 * 5 * 6 * 8 * 2, 4 * 8 * 9 * 2  # images and weights with 8 channels
         assert nbytes == gpu.workspace_limit + sum(map(layout.aligned, wide))
     (key,) = keys
     assert (key.dtype, key.math) == (dtype, dtype)

@@ -69,13 +69,14 @@ def backward(xhat, inv_std, gamma, beta, dy, relu):
 
 def test_shapes_cover_parts():
     plans = {batch_norm._plan(shape, np.dtype(dtype)) for shape in SHAPES for dtype in DTYPES}
-    assert {(parts > 1, width > 0) for parts, _, width in plans} == {
+    assert {(parts > 1, width > 0) for parts, _, width, _ in plans} == {
         (a, b) for a in (False, True) for b in (False, True)
     }
-    assert {width for *_, width in plans} >= {0, 4, 8, 16, 32}
-    assert batch_norm._plan((3211264, 64, 1), np.dtype(np.float32)) == (1056, 1056, 16)
-    assert batch_norm._plan((12544, 2048, 1), np.dtype(np.float32)) == (66, 1056, 32)
-    assert batch_norm._plan((256, 64, 12544), np.dtype(np.float32)) == (32, 2048, 0)
+    assert {width for *_, width, _ in plans} >= {0, 4, 8}
+    assert batch_norm._plan((3211264, 64, 1), np.dtype(np.float32)) == (528, 528, 16, False)
+    assert batch_norm._plan((12544, 2048, 1), np.dtype(np.float32)) == (33, 528, 32, False)
+    assert batch_norm._plan((6272, 1024, 1), np.dtype(np.float32)) == (12, 384, 8, True)
+    assert batch_norm._plan((256, 64, 12544), np.dtype(np.float32)) == (32, 2048, 0, False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -303,6 +304,26 @@ def test_sums_relu_backward(cuda, rng, size, dtype, slope):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (0, 3, 4)])
+@pytest.mark.parametrize("slope", [0.0, 0.25])
+def test_sums_relu_batch_norm_scale_backward_has_the_bits_of_its_parts(cuda, rng, shape, dtype, slope):
+    y, one, two, xhat = (normal(rng, dtype, *shape) for _ in range(4))
+    inv_std, gamma = rng.random(shape[1]).astype(dtype) + 1, normal(rng, dtype, shape[1])
+    for bias, accumulate in [(True, False), (False, True)]:
+        totals = normal(rng, dtype, shape[1]), normal(rng, dtype, shape[1]) if bias else None
+        g = cuda.run("sums_relu_backward", y, one, two, np.zeros_like(y), None, None, slope=slope)[3]
+        parts = cuda.run("batch_norm_scale_backward", xhat, inv_std, gamma, None, g, np.zeros_like(y), *totals,
+                         relu=False, accumulate=accumulate)  # fmt: skip
+        for dy, da, dx in [(np.ones_like(y), np.ones_like(y), np.ones_like(y)), (None, one, two), (two, y, xhat)]:
+            got = cuda.run("sums_relu_batch_norm_scale_backward", y, one, two, dy, da, xhat, inv_std, gamma, dx,
+                           *totals, slope=slope, accumulate=accumulate)  # fmt: skip
+            for mine, theirs in zip((*got[3:5], *got[8:]), (dy if dy is None else g, g, *parts[5:]), strict=True):
+                assert (mine is None) == (theirs is None)
+                if mine is not None:
+                    same_bits(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(0, 8), (3, 2), (17, 5), (600, 36), (2000, 64), (5, 4, 3, 70)])
 @pytest.mark.parametrize("slope", [0.0, 0.25])
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -356,6 +377,12 @@ def test_many_elements_of_a_thread(cuda, rng, shape, dtype, blocks, monkeypatch)
     got = cuda.run("batch_norm_scale_backward", xhat, kept[1], gamma, beta, dy, dy, gamma.copy(), None, relu=True,
                    accumulate=False)  # fmt: skip
     close(got[4], dx, dtype)
+    g = cuda.run("sums_relu_backward", y, x, dy, np.zeros_like(x), None, None, slope=0.0)[3]
+    dx, _, _ = backward(xhat, kept[1], gamma, None, g, False)
+    got = cuda.run("sums_relu_batch_norm_scale_backward", y, x, dy, None, np.zeros_like(x), xhat, kept[1], gamma,
+                   np.zeros_like(x), gamma.copy(), None, slope=0.0, accumulate=False)  # fmt: skip
+    same_bits(got[4], g)
+    close(got[8], dx, dtype)
     summed = cuda.run("sum_relu_forward", cuda.run("scale_forward", xhat, gamma, beta, y)[3], dy, y, slope=0.0)[2]
     got = cuda.run("scale_sum_relu_forward", xhat, gamma, beta, dy, None, None, np.zeros_like(x), slope=0.0)
     same_bits(got[6], summed)
@@ -369,10 +396,10 @@ def test_many_elements_of_a_thread(cuda, rng, shape, dtype, blocks, monkeypatch)
 
 
 def test_launches(cuda, rng):
-    """Sums and map, and where channels come in parts one more between."""
+    """Sums and map, and where channels that have runs come in parts one more between."""
     if not hasattr(cuda.device, "launches"):
         pytest.skip("a real device does not count launches")
-    for shape, launches in [((2, 3, 4), 2), ((37, 12, 1), 2), ((3, 2, 12100), 3), ((2000, 64, 1), 3)]:
+    for shape, launches in [((2, 3, 4), 2), ((37, 12, 1), 2), ((3, 2, 12100), 3), ((2000, 64, 1), 2)]:
         x, begun = normal(rng, np.float32, *shape), len(cuda.device.launches)
         given, (gamma, beta) = state(rng, np.float32, shape[1]), factors(rng, np.float32, shape[1], True)
         cuda.run("batch_norm_scale_forward", x, x, None, *given, gamma, beta, eps=1e-3, fraction=0.5, relu=True)
@@ -392,3 +419,29 @@ def test_same_bits(cuda, rng, shape):
         first, second = (cuda.run(name, *operands, **options) for _ in range(2))
         for one, other in zip(first, second, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1500, 64, 1), (600, 200, 1), (500, 45, 1), (4200, 2, 1)])
+def test_large_arrays_have_their_parts_joined_by_a_launch(cuda, rng, shape, dtype, monkeypatch):
+    """To what the last block makes of them in small ones, where it leaves all as it has to be for the next call."""
+    monkeypatch.setattr(batch_norm, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(batch_norm, "_plan", batch_norm._plan.__wrapped__)
+    x, dy, one = (normal(rng, dtype, *shape) for _ in range(3))
+    given, (gamma, beta) = state(rng, dtype, shape[1]), factors(rng, dtype, shape[1], True)
+    results = []
+    for small in (1 << 30, 1 << 30, 0):
+        monkeypatch.setattr(batch_norm, "_SMALL", small)
+        assert batch_norm._plan(shape, np.dtype(dtype))[0] > 1
+        forward = cuda.run("batch_norm_scale_forward", x, np.zeros_like(x), np.zeros_like(x), *given, gamma, beta,
+                           eps=1e-3, fraction=0.75, relu=True)  # fmt: skip
+        back = cuda.run("batch_norm_scale_backward", forward[2], forward[4], gamma, beta, dy, np.zeros_like(x),
+                        gamma.copy(), beta.copy(), relu=True, accumulate=True)  # fmt: skip
+        summed = cuda.run("sums_relu_batch_norm_scale_backward", x, dy, one, None, np.zeros_like(x), forward[2],
+                          forward[4], gamma, np.zeros_like(x), gamma.copy(), None, slope=0.0,
+                          accumulate=False)  # fmt: skip
+        results.append([*forward[1:8], *back[5:], summed[4], *summed[8:10]])
+    assert not getattr(cuda.device, "counters", np.zeros(1)).any()
+    for first, again, apart in zip(*results, strict=True):
+        same_bits(first, again)
+        close(first, apart, dtype)

@@ -39,6 +39,18 @@ struct Forward {
     parts[at + plane] = all.spread;
     parts[at + 2 * plane] = count;
   }
+  // What the part at a place adds to `finish`'s sums, with distances from the channel's first part's mean: it being far
+  // off is part of the spread, so that the difference at the end cannot lose much.
+  __device__ __forceinline__ void add(i64 at, double first, double (&sums)[2]) const {
+    i64 plane = splits * channels;
+    double far = parts[at] - first, count = parts[at + 2 * plane];
+    sums[0] += count * far;
+    sums[1] += parts[at + plane] + count * far * far;
+  }
+  __device__ __forceinline__ void finish(i64 c, double first, const double (&sums)[2]) const {
+    double middle = sums[0] / kept.count, spread = sums[1] - sums[0] * middle;
+    finish(c, Statistics{first + middle, spread > 0 ? spread : 0});
+  }
 };
 
 #define FORWARD                                                                                                  \
@@ -68,7 +80,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 template <int W>
-__device__ __forceinline__ void column_moments(const D *x, Forward to, i64 outer, int width, double *shared) {
+__device__ __forceinline__ void column_moments(const D *x, Forward to, i64 outer, int width, u32 *tickets,
+                                               double *shared) {
   ColumnBlock<W> block(outer, to.channels, to.splits, width);
   ColumnMoments<W> seen;
   block.template each<4>([=](i64 at) { return load<W>(x, at); }, [&](const Lot<W>(&rows)[4]) { seen.add(rows); },
@@ -91,36 +104,36 @@ __device__ __forceinline__ void column_moments(const D *x, Forward to, i64 outer
 #pragma unroll
     for (int k = 0; k < W; k++) to.put(block.c + k, block.split, block.rows, Statistics{mean[k], spread[k]});
   }
+  if (tickets && block.last(tickets, to.splits)) {
+    i64 c = block.joined();
+    double first = c < to.channels ? to.parts[c] : 0, sums[2];
+    block.join(to.channels, to.splits, sums, shared, [&](i64 at, double(&sums)[2]) { to.add(at, first, sums); });
+    if (threadIdx.x < width * W && c < to.channels) to.finish(c, first, sums);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     forward_moments_columns(const D *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
                             void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction,
-                            int width) {
+                            int width, u32 *tickets) {
   __shared__ double shared[COLUMN_THREADS * PACK];
   FORWARD;
   if (channels % PACK == 0)
-    column_moments<PACK>(x, to, outer, width, shared);
+    column_moments<PACK>(x, to, outer, width, tickets, shared);
   else
-    column_moments<1>(x, to, outer, width, shared);
+    column_moments<1>(x, to, outer, width, tickets, shared);
 }
 
-// The moments of all of a channel, from those of its parts. Distances are from the first part's mean: it being far off
-// is part of the spread, so that the difference at the end cannot lose much.
+// The moments of all of a channel, from those of its parts.
 extern "C" __global__ void __launch_bounds__(512)
     forward_finish(T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts, void *factors,
                    i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction) {
   __shared__ double shared[16 * ABREAST];
   FORWARD;
   i64 c = (i64)blockIdx.x * ABREAST + threadIdx.x % ABREAST;
-  double *spreads = parts + splits * channels, *counts = spreads + splits * channels;
-  double from = c < channels ? parts[c] : 0;
-  double along = sum_parts(c, channels, splits, shared, [=](i64 i) { return counts[i] * (parts[i] - from); });
-  double around = sum_parts(c, channels, splits, shared, [=](i64 i) {
-    return spreads[i] + counts[i] * (parts[i] - from) * (parts[i] - from);
-  });
-  double middle = along / to.kept.count, spread = around - along * middle;
-  if (threadIdx.x < ABREAST && c < channels) to.finish(c, Statistics{from + middle, spread > 0 ? spread : 0});
+  double first = c < channels ? parts[c] : 0, sums[2];
+  sum_parts(c, channels, splits, sums, shared, [&](i64 at, double(&sums)[2]) { to.add(at, first, sums); });
+  if (threadIdx.x < ABREAST && c < channels) to.finish(c, first, sums);
 }
 
 struct Normalize {

@@ -1,5 +1,5 @@
 // Batch normalisation with the scale and the ReLU that may follow. Sums of parts of channels come first, a block each;
-// then, unless a channel is one part, what a channel needs is made of its parts; then all elements are mapped, the last
+// then, unless a channel is one part, what a channel needs is made of its parts, by a launch or the last block; then all elements are mapped, the last
 // ones first, which may still be in the cache. Parts are kept as planes of (splits, channels) doubles. Arrays start at
 // multiples of 16.
 // Needs common.cuh.
@@ -18,21 +18,24 @@ struct Shift {
 
 struct At { Factors by; T gamma, beta; };  // what maps know of a channel
 
-// Eight channels a block, its threads in rows of eight; the sums of `get` over their parts, which each thread gets.
+// Eight channels a block, its threads in rows of eight; what add(place, sums) comes to over their parts, which each thread
+// gets. A part's place is split * channels + channel.
 #define ABREAST 8
-template <class G>
-__device__ __forceinline__ double sum_parts(i64 c, i64 channels, i64 splits, double *shared, G get) {
-  double total = 0;
+template <class A>
+__device__ __forceinline__ void sum_parts(i64 c, i64 channels, i64 splits, double (&sums)[2], double *shared, A add) {
+  int column = threadIdx.x % ABREAST, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+  sums[0] = sums[1] = 0;
   if (c < channels) {
 #pragma unroll 4
-    for (i64 s = threadIdx.x / ABREAST; s < splits; s += blockDim.x / ABREAST) total += get(s * channels + c);
+    for (i64 s = threadIdx.x / ABREAST; s < splits; s += blockDim.x / ABREAST) add(s * channels + c, sums);
   }
-  for (int step = ABREAST; step < 32; step <<= 1) total += __shfl_xor_sync(0xffffffffu, total, step);
-  int column = threadIdx.x % ABREAST, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-  __syncthreads();
-  if ((threadIdx.x & 31) < ABREAST) shared[warp * ABREAST + column] = total;
-  __syncthreads();
-  total = 0;
-  for (int i = 0; i < warps; i++) total += shared[i * ABREAST + column];
-  return total;
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    for (int step = ABREAST; step < 32; step <<= 1) sums[k] += __shfl_xor_sync(0xffffffffu, sums[k], step);
+    __syncthreads();
+    if ((threadIdx.x & 31) < ABREAST) shared[warp * ABREAST + column] = sums[k];
+    __syncthreads();
+    sums[k] = 0;
+    for (int i = 0; i < warps; i++) sums[k] += shared[i * ABREAST + column];
+  }
 }

@@ -31,21 +31,63 @@ struct Backward {
     parts[s * channels + c] = plain;
     parts[(splits + s) * channels + c] = along;
   }
+  __device__ __forceinline__ void add(i64 at, double (&sums)[2]) const {  // the part's at a place
+    sums[0] += parts[at];
+    sums[1] += parts[at + splits * channels];
+  }
 };
 
 #define BACKWARD                                                                                                \
   Backward to = {parts,      (Factors *)factors,      inv_std,  {gamma, beta, relu}, dgamma, dbeta, accumulate, \
                  (double)outer * inner, channels, splits}
 
-template <int W>
-__device__ __forceinline__ void sums(const D *xhat, const D *dy, Backward to, i64 outer, i64 inner, double *shared) {
+// What sums are taken of: the gradient of y, and xhat. GROUP loads are in flight at once where channels have runs.
+struct Given {
+  enum { GROUP = 4 };
+  template <int W> using Loaded = Lots<W>;
+  const D *xhat, *dy;
+  template <int W> __device__ __forceinline__ Lots<W> load(i64 at) const { return ::load<W>(dy, xhat, at); }
+  template <int W> __device__ __forceinline__ Lots<W> take(const Lots<W> &lots) const { return lots; }
+};
+
+// The gradient of y is that of a sum of it and another array, with a ReLU behind, whose top two others read. It is made
+// of their gradients, `one` and `two`, written to g and, unless that is null, to `total`, and counts as it is written.
+template <int W> struct Pair { i64 at; Lots<W> both; Lot<W> top, xhat; };
+
+struct Summed {
+  enum { GROUP = 2 };
+  template <int W> using Loaded = Pair<W>;
+  const D *xhat, *top, *one, *two;
+  D *total, *g;
+  T slope;
+  template <int W> __device__ __forceinline__ Pair<W> load(i64 at) const {
+    return Pair<W>{at, ::load<W>(one, two, at), ::load<W>(top, at), ::load<W>(xhat, at)};
+  }
+  template <int W> __device__ __forceinline__ Lots<W> take(const Pair<W> &found) const {
+    Lots<W> lots = {found.both.a, found.xhat};
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+      T all = lots.a.at[k] + found.both.b.at[k];
+      D kept;
+      kept = found.top.at[k] > 0 ? all : slope == 0 ? (T)0 : all * slope;
+      lots.a.at[k] = kept;
+    }
+    store<W>(g, found.at, lots.a);
+    if (total) store<W>(total, found.at, lots.a);
+    return lots;
+  }
+};
+
+template <int W, class S>
+__device__ __forceinline__ void sums(S source, Backward to, i64 outer, i64 inner, double *shared) {
   i64 s = quotient(blockIdx.x, to.channels), c = blockIdx.x - s * to.channels;
   T gamma = to.shift.times(c), beta = to.shift.plus(c), plain = 0, along = 0;
   int relu = to.shift.relu;
-  for_places<W, 4>(
+  for_places<W, S::GROUP>(
       to.channels, inner, c, Part(outer * (inner / W), s, to.splits), threadIdx.x, blockDim.x,
-      [=](const Walk<W> &walk) { return load<W>(dy, xhat, walk.at); },
-      [&](const Lots<W> &lots) {
+      [=](const Walk<W> &walk) { return source.template load<W>(walk.at); },
+      [&](const typename S::template Loaded<W> &found) {
+        Lots<W> lots = source.template take<W>(found);
         T one = 0, other = 0;
 #pragma unroll
         for (int k = 0; k < W; k++) {
@@ -60,21 +102,34 @@ __device__ __forceinline__ void sums(const D *xhat, const D *dy, Backward to, i6
   if (threadIdx.x == 0) to.put(c, s, all, all_along);
 }
 
+template <class S>
+__device__ __forceinline__ void all_sums(S source, Backward to, i64 outer, i64 inner) {
+  __shared__ double shared[32];
+  if (whole_packs(inner))
+    sums<PACK>(source, to, outer, inner, shared);
+  else
+    sums<1>(source, to, outer, inner, shared);
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     backward_sums(const D *xhat, const D *dy, const T *inv_std, const D *gamma, const D *beta, D *dgamma, D *dbeta,
                   double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu,
                   int accumulate) {
-  __shared__ double shared[32];
   BACKWARD;
-  if (whole_packs(inner))
-    sums<PACK>(xhat, dy, to, outer, inner, shared);
-  else
-    sums<1>(xhat, dy, to, outer, inner, shared);
+  all_sums(Given{xhat, dy}, to, outer, inner);
 }
 
-template <int W>
-__device__ __forceinline__ void column_sums(const D *xhat, const D *dy, Backward to, i64 outer, int width,
-                                            double *shared) {
+extern "C" __global__ void __launch_bounds__(256)
+    summed_backward_sums(const D *xhat, const D *top, const D *one, const D *two, D *total, D *g, T slope,
+                         const T *inv_std, const D *gamma, const D *beta, D *dgamma, D *dbeta, double *parts,
+                         void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu, int accumulate) {
+  BACKWARD;
+  to.shift.relu = 0;  // as given: known to the compiler, it saves registers
+  all_sums(Summed{xhat, top, one, two, total, g, slope}, to, outer, inner);
+}
+
+template <int W, class S>
+__device__ __forceinline__ void column_sums(S source, Backward to, i64 outer, int width, u32 *tickets, double *shared) {
   ColumnBlock<W> block(outer, to.channels, to.splits, width);
   T gamma[W], beta[W], plain[W] = {}, along[W] = {};
   int relu = to.shift.relu;
@@ -83,7 +138,8 @@ __device__ __forceinline__ void column_sums(const D *xhat, const D *dy, Backward
     gamma[k] = block.inside ? to.shift.times(block.c + k) : (T)0;
     beta[k] = block.inside ? to.shift.plus(block.c + k) : (T)0;
   }
-  auto put_one = [&](const Lots<W> &lots) {
+  auto put_one = [&](const typename S::template Loaded<W> &found) {
+    Lots<W> lots = source.template take<W>(found);
 #pragma unroll
     for (int k = 0; k < W; k++) {
       T g = passed(lots.a.at[k], lots.b.at[k], gamma[k], beta[k], relu);
@@ -91,8 +147,9 @@ __device__ __forceinline__ void column_sums(const D *xhat, const D *dy, Backward
       along[k] += g * lots.b.at[k];
     }
   };
-  block.template each<2>([=](i64 at) { return load<W>(dy, xhat, at); },
-                         [&](const Lots<W>(&rows)[2]) { put_one(rows[0]), put_one(rows[1]); }, put_one);
+  block.template each<2>(
+      [=](i64 at) { return source.template load<W>(at); },
+      [&](const typename S::template Loaded<W>(&rows)[2]) { put_one(rows[0]), put_one(rows[1]); }, put_one);
   double all[W], all_along[W];
 #pragma unroll
   for (int k = 0; k < W; k++) all[k] = plain[k], all_along[k] = along[k];
@@ -102,18 +159,39 @@ __device__ __forceinline__ void column_sums(const D *xhat, const D *dy, Backward
 #pragma unroll
     for (int k = 0; k < W; k++) to.put(block.c + k, block.split, all[k], all_along[k]);
   }
+  if (tickets && block.last(tickets, to.splits)) {
+    i64 c = block.joined();
+    double joined[2];
+    block.join(to.channels, to.splits, joined, shared, [&](i64 at, double(&sums)[2]) { to.add(at, sums); });
+    if (threadIdx.x < width * W && c < to.channels) to.finish(c, joined[0], joined[1]);
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void all_column_sums(S source, Backward to, i64 outer, int width, u32 *tickets) {
+  __shared__ double shared[COLUMN_THREADS * PACK];
+  if (to.channels % PACK == 0)
+    column_sums<PACK>(source, to, outer, width, tickets, shared);
+  else
+    column_sums<1>(source, to, outer, width, tickets, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     backward_sums_columns(const D *xhat, const D *dy, const T *inv_std, const D *gamma, const D *beta, D *dgamma,
                           D *dbeta, double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits,
-                          int relu, int accumulate, int width) {
-  __shared__ double shared[COLUMN_THREADS * PACK];
+                          int relu, int accumulate, int width, u32 *tickets) {
   BACKWARD;
-  if (channels % PACK == 0)
-    column_sums<PACK>(xhat, dy, to, outer, width, shared);
-  else
-    column_sums<1>(xhat, dy, to, outer, width, shared);
+  all_column_sums(Given{xhat, dy}, to, outer, width, tickets);
+}
+
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    summed_backward_sums_columns(const D *xhat, const D *top, const D *one, const D *two, D *total, D *g, T slope,
+                                 const T *inv_std, const D *gamma, const D *beta, D *dgamma, D *dbeta, double *parts,
+                                 void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu,
+                                 int accumulate, int width, u32 *tickets) {
+  BACKWARD;
+  to.shift.relu = 0;  // as given: known to the compiler, it saves registers
+  all_column_sums(Summed{xhat, top, one, two, total, g, slope}, to, outer, width, tickets);
 }
 
 extern "C" __global__ void __launch_bounds__(512)
@@ -122,10 +200,9 @@ extern "C" __global__ void __launch_bounds__(512)
   __shared__ double shared[16 * ABREAST];
   BACKWARD;
   i64 c = (i64)blockIdx.x * ABREAST + threadIdx.x % ABREAST;
-  double plain = sum_parts(c, channels, splits, shared, [=](i64 i) { return parts[i]; });
-  const double *second = parts + splits * channels;
-  double along = sum_parts(c, channels, splits, shared, [=](i64 i) { return second[i]; });
-  if (threadIdx.x < ABREAST && c < channels) to.finish(c, plain, along);
+  double joined[2];
+  sum_parts(c, channels, splits, joined, shared, [&](i64 at, double(&sums)[2]) { to.add(at, sums); });
+  if (threadIdx.x < ABREAST && c < channels) to.finish(c, joined[0], joined[1]);
 }
 
 struct Gradient {

@@ -7,7 +7,7 @@
 template <int W> struct ColumnBlock {
   i64 c, rows;  // this thread's first channel; the rows of the block's part
   i64 first, stop, step, at, step_at;  // this thread's rows, and where its first one is
-  i64 split;
+  i64 split, group;
   int column, row, width;
   bool inside;
   __device__ __forceinline__ ColumnBlock(i64 outer, i64 channels, i64 splits, int width) : width(width) {
@@ -15,7 +15,8 @@ template <int W> struct ColumnBlock {
     split = quotient(blockIdx.x, groups);
     column = threadIdx.x % width;
     row = threadIdx.x / width;
-    c = ((blockIdx.x - split * groups) * width + column) * W;
+    group = blockIdx.x - split * groups;
+    c = (group * width + column) * W;
     inside = c < channels;
     Part part(outer, split, splits);
     rows = part.stop - part.first;
@@ -42,17 +43,62 @@ template <int W> struct ColumnBlock {
   // What the threads of one column have, in a fixed order; each gets the sum. `shared` has W * COLUMN_THREADS places.
   __device__ __forceinline__ void sum(double (&values)[W], double *shared) const {
     int across = width * W;
-    __syncthreads();
+    for (int step = width; step < 32; step <<= 1) {
 #pragma unroll
-    for (int k = 0; k < W; k++) shared[row * across + column * W + k] = values[k];
+      for (int k = 0; k < W; k++) values[k] += __shfl_xor_sync(0xffffffffu, values[k], step);
+    }
+    __syncthreads();
+    if ((threadIdx.x & 31) < width) {
+#pragma unroll
+      for (int k = 0; k < W; k++) shared[(threadIdx.x >> 5) * across + column * W + k] = values[k];
+    }
     __syncthreads();
     double total = 0;
     if (threadIdx.x < across)
-      for (int r = 0; r < COLUMN_THREADS / width; r++) total += shared[r * across + threadIdx.x];
+      for (int r = 0; r < COLUMN_THREADS / 32; r++) total += shared[r * across + threadIdx.x];
     __syncthreads();
     if (threadIdx.x < across) shared[threadIdx.x] = total;
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < W; k++) values[k] = shared[column * W + k];
+  }
+
+  // Whether this block is the last of its group to come here; what the others wrote is then there. `tickets`, 0 before,
+  // is so again when all have come. All threads of the block call it.
+  __device__ __forceinline__ bool last(u32 *tickets, i64 splits) const {
+    __shared__ bool found;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      found = atomicAdd(tickets + group, 1u) == (u32)splits - 1;
+      if (found) tickets[group] = 0;
+      __threadfence();
+    }
+    __syncthreads();
+    return found;
+  }
+
+  // The channel whose parts this thread sums up in `join`.
+  __device__ __forceinline__ i64 joined() const { return group * width * W + threadIdx.x % (width * W); }
+
+  // What add(place, sums) comes to over the parts of channel `joined`, in a fixed order; each thread of that channel gets
+  // it. A part's place is split * channels + channel. `shared` has COLUMN_THREADS places.
+  template <class A>
+  __device__ __forceinline__ void join(i64 channels, i64 splits, double (&sums)[2], double *shared, A add) const {
+    int across = width * W;
+    i64 channel = joined();
+    sums[0] = sums[1] = 0;
+    if (channel < channels) {
+#pragma unroll 4
+      for (i64 s = threadIdx.x / across; s < splits; s += COLUMN_THREADS / across) add(s * channels + channel, sums);
+    }
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      __syncthreads();
+      shared[threadIdx.x] = sums[k];
+      __syncthreads();
+      sums[k] = 0;
+      for (int r = threadIdx.x % across; r < COLUMN_THREADS; r += across) sums[k] += shared[r];
+    }
   }
 };
