@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blobmem import memory as memory_package
@@ -135,6 +135,35 @@ class _Lying:
             self.replaced = None
 
 
+class Varied:
+    """The steps of a graph whose numbers are others at each launch."""
+
+    def __init__(self) -> None:
+        # each with what stands for the device to it, its arguments, and what its numbers were last a function of
+        self._steps: list[list[Any]] = []
+
+    def queue(self, step: Step, graph: Any) -> None:
+        """Queue a step in a graph that is being made."""
+        if step.varies or any(isinstance(value, Draws) for value in step.attributes.values()):
+            told = graph.varied()
+            arguments = [_on(told, argument) for argument in step.arguments]
+            self._steps.append([step, told, arguments, _state_of(step)])
+            step.launch(arguments)
+        else:
+            step.launch_in(graph)
+
+    def tell(self) -> None:
+        """Have the graph's next launch use the numbers that the steps would run with now."""
+        for varied in self._steps:
+            step, told, arguments, before = varied
+            state = _state_of(step)
+            if state != before:
+                varied[3] = None  # if it is interrupted, the graph has neither
+                told.again()
+                step.launch(arguments)
+                varied[3] = state
+
+
 class _Graph(NamedTuple):
     """What was captured of the steps, as they run where some of what they add to is fresh (zero, and overwritten).
 
@@ -143,8 +172,7 @@ class _Graph(NamedTuple):
         fresh: of each step that adds, whether it overwrites instead.
         turned: of each step, what is turned over before it.
         begun: of each memory with a sum that it overwrites, where that is; None if others lie there, too.
-        varied: the steps whose numbers are others at each launch, what stands for the device to them, their arguments.
-        told: what the numbers of each of these were a function of at the last launch.
+        varied: the steps whose numbers are others at each launch.
         taking: what it copies bytes of the device to.
     """
 
@@ -152,18 +180,12 @@ class _Graph(NamedTuple):
     fresh: list[bool]
     turned: list[list[Any]]
     begun: dict[SyncedMemory, tuple[int, int]] | None
-    varied: list[tuple[Step, Any, list[Any]]]
-    told: list[Any]
+    varied: Varied
     taking: list[Parked]
 
     def launch(self) -> None:
         """Queue it, with the numbers that steps would run with now."""
-        for index, (step, told, arguments) in enumerate(self.varied):
-            state = _state_of(step)
-            if state != self.told[index]:
-                self.told[index] = state
-                told.again()
-                step.launch(arguments)
+        self.varied.tell()
         for home in self.taking:
             home.holds = False  # should this fail
         self.native.launch()
@@ -266,6 +288,21 @@ class Captured:
         graph.launch()
 
     @property
+    def ran(self) -> Any:
+        """What the last run was: as long as this is the same, `queue` queues the same."""
+        assert self._launched is not None
+        graph, turns = self._launched
+        return graph.native, turns
+
+    def queue(self, one: Callable[[Step], None]) -> None:
+        """Have each step of the last run queued by `one`, in place of the graph."""
+        assert self._launched is not None
+        graph, turns = self._launched
+        self._tell(graph)
+        make(turns)
+        self._lanes.each(self._taken, graph.turned, one)
+
+    @property
     def graphs(self) -> list[Any]:
         """The device's graphs that there are now."""
         return [graph.native for graph in self._graphs.values()]
@@ -283,20 +320,13 @@ class Captured:
         if any(step.once for step in steps) or not steps or within is None:
             return False
         turned = prepare(steps, within, stream, scratch)
-        varied: list[tuple[Step, Any, list[Any]]] = []
-        at = steps[0]
+        varied, at = Varied(), steps[0]
 
         def queue(graph: Any) -> None:
             def one(step: Step) -> None:
                 nonlocal at
                 at = step
-                if step.varies or any(isinstance(value, Draws) for value in step.attributes.values()):
-                    told = graph.varied()
-                    arguments = [_on(told, argument) for argument in step.arguments]
-                    varied.append((step, told, arguments))
-                    step.launch(arguments)
-                else:
-                    step.launch_in(graph)
+                varied.queue(step, graph)
 
             self._lanes.each(steps, turned, one)
 
@@ -317,9 +347,8 @@ class Captured:
             self._begin_anew()
         self._remember(steps, within, stream, scratch)
         fresh = [not step.attributes["accumulate"] for step in self._adding]
-        told = [_state_of(step) for step, _, _ in varied]
         taking = [step.home for step in steps if step.home is not None and step.copies == OUT]
-        self._graphs[before] = graph = _Graph(native, fresh, turned, self._begun(fresh), varied, told, taking)
+        self._graphs[before] = graph = _Graph(native, fresh, turned, self._begun(fresh), varied, taking)
         graph.launch()
         self._leave(graph)
         return True

@@ -168,6 +168,19 @@ class Lanes:
         else:
             self.each(self.steps, self._turned, launch)
 
+    @property
+    def ran(self) -> Any:
+        """What the last run was: as long as this is the same, `queue` queues the same."""
+        return self._turned, [step.ran for step in self.steps]
+
+    def queue(self, one: Callable[[Step], None]) -> None:
+        """Have each step of the last run queued by `one`."""
+        if self._turned is None:
+            for step in self.steps:
+                step.queue(one)
+        else:
+            self.each(self.steps, self._turned, one)
+
     def each(self, steps: Sequence[Step], turned: Sequence[Turns], queue: Callable[[Step], None]) -> None:
         """Have each of the steps, which were prepared, queued by `queue`, on its stream and after what it waits for."""
         main = self._device.compute_stream()

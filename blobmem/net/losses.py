@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from blobmem.devices import Device, Pages
+from blobmem.devices import Device, Event, Pages
 from blobmem.memory import Intent, Side
 from blobmem.memory.blob import Blob
 
@@ -19,12 +20,32 @@ Losses = Sequence[tuple[Blob, float]]
 _ROOM = 4096
 
 
+class Landing(NamedTuple):
+    """Memory of the host, page-locked where that can be, in which losses of a net arrive.
+
+    Attributes:
+        places: their shapes and dtypes.
+        pages: where it is.
+        arrays: one for each.
+        addresses: of these.
+    """
+
+    places: Places
+    pages: Pages
+    arrays: list[np.ndarray]
+    addresses: list[int]
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether kernels can write there."""
+        return self.pages.pinned > 0
+
+
 class LossReader:
     """Reads a net's losses: where a device computes on a stream, into page-locked memory of the host."""
 
     def __init__(self) -> None:
-        # page-locked memory that nobody reads, in arrays for losses of these shapes and dtypes
-        self._free: list[tuple[Places, Pages, list[np.ndarray]]] = []
+        self._free: list[Landing] = []
 
     def read(self, device: Device, losses: Losses) -> Callable[[], float]:
         """What gives the sum of the losses times their weights, as they are when this is called, once.
@@ -40,26 +61,34 @@ class LossReader:
             arrays = [blob.cpu_data() for blob, _ in losses]
             total = _total(arrays, losses) if device.compute else 0.0
             return lambda: total
-        places = [(blob.shape, blob.dtype) for blob, _ in losses]
-        pages, arrays = self._arrays(device, places)
-        for array, view in zip(arrays, views, strict=True):
+        landing = self.lend(device, losses)
+        for array, view in zip(landing.arrays, views, strict=True):
             address = view.memory.access(Side.DEVICE, view.offset, view.nbytes, Intent.READ, stream)
             device.memcpy_dtoh(array, address, stream)
-        read = stream.record()
+        return self.after(stream.record(), landing, losses)
+
+    def after(self, read: Event, landing: Landing, losses: Losses) -> Callable[[], float]:
+        """`read`'s function, of losses that have arrived after an event where `lend` said."""
 
         def wait() -> float:
             read.synchronize()
-            total = _total(arrays, losses)
-            self._free.append((places, pages, arrays))
+            total = _total(landing.arrays, losses)
+            self.free(landing)
             return total
 
         return wait
 
-    def _arrays(self, device: Device, places: Places) -> tuple[Pages, list[np.ndarray]]:
+    def free(self, landing: Landing) -> None:
+        """What `lend` gave is read, or was not used."""
+        self._free.append(landing)
+
+    def lend(self, device: Device, losses: Losses) -> Landing:
+        """Where to put such losses; until they have been read nobody else is told to put any there."""
+        places = [(blob.shape, blob.dtype) for blob, _ in losses]
         while self._free:
-            free, pages, arrays = self._free.pop()
-            if free == places:
-                return pages, arrays
+            landing = self._free.pop()
+            if landing.places == places:
+                return landing
         # for two passes, of which one may begin before the other's losses are read
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in 2 * places]
         nbytes = max(sum(sizes), _ROOM)
@@ -69,8 +98,9 @@ class LossReader:
             pages.bytes(stop - size, stop).view(dtype).reshape(shape)
             for size, stop, (shape, dtype) in zip(sizes, itertools.accumulate(sizes), 2 * places, strict=True)
         ]
-        self._free.append((places, pages, arrays[len(places) :]))
-        return pages, arrays[: len(places)]
+        for some in (arrays[len(places) :], arrays[: len(places)]):
+            self._free.append(Landing(places, pages, some, [array.ctypes.data for array in some]))
+        return self._free.pop()
 
 
 def _total(arrays: Sequence[np.ndarray], losses: Losses) -> float:

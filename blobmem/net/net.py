@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from blobmem.net.schedule import Need, Schedule, Span, first_uses, secure
 from blobmem.net.settled import Run
 from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
 from blobmem.proto.text import is_text, read_net
+
+if TYPE_CHECKING:
+    from blobmem.net.whole import Whole
 
 log = logging.getLogger("blobmem")
 
@@ -399,7 +402,7 @@ class Net(Access, Placement, Compilation):
                 self._follower.follow()
             return self._start(span, first, last, lambda: self._run_forward(span, first, last))
 
-    def _run_forward(self, span: Span, first: int, last: int) -> None:
+    def _run_forward(self, span: Span, first: int, last: int) -> Callable[[], float]:
         self._upload_inputs()
         self.group.claim(self.identity, span.left)
         dynamic = [index for index in self._dynamic if first <= index <= last] if self.device.compute else []
@@ -407,17 +410,19 @@ class Net(Access, Placement, Compilation):
             self._run_in_parts(first, last, dynamic)
         else:
             self._run(span, False, range(first, last + 1))
+        return self._loss_reader.read(self.device, self._losses(first, last))
 
-    def _start(self, span: Span, first: int, last: int, run: Callable[[], None]) -> Begun:
-        """What `run` does of a pass, as a new one; see `start_forward`."""
+    def _losses(self, first: int, last: int) -> list[tuple[Blob, float]]:
+        return [loss for index, node in self._with_losses if first <= index <= last for loss in node.losses]
+
+    def _start(self, span: Span, first: int, last: int, run: Callable[[], Callable[[], float]]) -> Begun:
+        """What `run` does of a pass, as a new one, whose loss what it returns waits for; see `start_forward`."""
         self.state.iteration += 1
         # another try takes the same records and makes the same random draws
         carried = [(layer, layer.state_dict()) for index, layer in self._rewound if first <= index <= last]
         begun = Begun(self, carried, span)
         try:
-            run()
-            losses = [loss for index, node in self._with_losses if first <= index <= last for loss in node.losses]
-            begun.read = self._loss_reader.read(self.device, losses)
+            begun.read = run()
         except BaseException:
             begun.take_back()
             raise
@@ -502,12 +507,34 @@ class Net(Access, Placement, Compilation):
             schedule.run(self._first_update, None, again)
         except BaseException:
             if begun:
-                log.warning(
-                    "%s: an iteration has ended amid its updates: some parameters may have been updated and others "
-                    "not. It does not count; restore a snapshot to go on from a whole one", self.identity,
-                )  # fmt: skip
+                self._warn_of_updates()
             raise
         return loss
+
+    def _warn_of_updates(self) -> None:
+        log.warning(
+            "%s: an iteration has ended amid its updates: some parameters may have been updated and others "
+            "not. It does not count; restore a snapshot to go on from a whole one", self.identity,
+        )  # fmt: skip
+
+    def as_one(self, pieces: Sequence[Any]) -> Whole:
+        """An iteration as one graph, which ran these pieces of schedules last."""
+        from blobmem.net.whole import Whole  # and with it ops of CUDA
+
+        return Whole(pieces, self.device, self._losses(0, len(self.nodes) - 1), self._loss_reader)
+
+    def repeat_as_one(self, whole: Whole) -> Begun:
+        """`repeat`, `late`, and an update behind it, of what `as_one` has made."""
+        with self.group.lock:
+            forward, backward = (self._span(way, 0, len(self.nodes) - 1) for way in (False, True))
+            launches = whole.launches
+            try:
+                with self._unfinished(backward):
+                    return self._start(forward, 0, len(self.nodes) - 1, whole.launch)
+            except BaseException:
+                if whole.launches != launches:
+                    self._warn_of_updates()
+                raise
 
     def repeat(self, late: bool) -> Begun:
         """Run the whole net forward and backward, with the updates that it was given, as it ran last; the pass.
@@ -517,9 +544,12 @@ class Net(Access, Placement, Compilation):
         """
         with self.group.lock:
             forward, backward = (self._span(way, 0, len(self.nodes) - 1) for way in (False, True))
-            begun = self._start(
-                forward, 0, len(self.nodes) - 1, lambda: forward.schedule.run(forward.start, forward.stop, again=True)
-            )
+
+            def run() -> Callable[[], float]:
+                forward.schedule.run(forward.start, forward.stop, again=True)
+                return self._loss_reader.read(self.device, self._losses(0, len(self.nodes) - 1))
+
+            begun = self._start(forward, 0, len(self.nodes) - 1, run)
             before = (lambda: 0.0) if late else begun
             with self._unfinished(backward):
                 if self._updates is not None:

@@ -328,6 +328,16 @@ class Step:
         if not self.once:
             self.launch()
 
+    @property
+    def ran(self) -> Any:
+        """What the last run was: as long as this is the same, `queue` queues the same."""
+        return self.places()
+
+    def queue(self, one: Callable[[Step], None]) -> None:
+        """Have it queued by `one` as it ran last."""
+        if not self.once:
+            one(self)
+
     def prepare(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         """Access all that the call uses."""
         if self.side is _HOST:
@@ -595,6 +605,9 @@ class Schedule:
     does again, over what a script may have written since, what an earlier one has done. `images_last` keeps images
     channels last (`layouts`). `passing` are memories that nobody reads but these calls (`fusion.groups`). `before` are
     calls that run before these and fill arrays for them. `streams` is how many of them calls may be queued on.
+
+    Attributes:
+        whole: an iteration that ends with these calls, as one graph (`net.settled`).
     """
 
     def __init__(
@@ -609,6 +622,7 @@ class Schedule:
         streams: int = 1,
     ) -> None:
         self.calls = list(calls)
+        self.whole: Any = None
         self.streams = min(streams, device.streams)
         self._shapes = _shapes(calls)
         self.device = device
@@ -720,7 +734,8 @@ class Schedule:
         whole = (operands for at, operands in self._skipped.items() if start <= at and self._fused[at][0] <= stop)
         return {operand.view.memory for operands in whole for operand in operands}
 
-    def _pieces(self, start: int, stop: int | None) -> list[Step | Captured | Lanes]:
+    def pieces(self, start: int, stop: int | None) -> list[Step | Captured | Lanes]:
+        """What runs for these calls: graphs, and what is queued by itself."""
         found = self._captured.get((start, stop))
         if found is None:
             found = self._captured[start, stop] = pieces(self._program(start, stop), self.device)
@@ -728,7 +743,7 @@ class Schedule:
 
     def repeats(self, start: int, stop: int | None) -> bool:
         """Whether these calls may run again as they ran last."""
-        return all(piece.repeats for piece in self._pieces(start, stop))
+        return all(piece.repeats for piece in self.pieces(start, stop))
 
     def used(self, start: int, stop: int | None) -> set[SyncedMemory]:
         """The memories that these calls use as they ran last, workspaces not among them."""
@@ -739,7 +754,7 @@ class Schedule:
 
     def why_eager(self, start: int = 0, stop: int | None = None) -> dict[str, str]:
         """Of each layer with calls among these, why not all of them are captured when they run so; "" if they are."""
-        reasons = why_eager(self._pieces(start, stop), self.device)
+        reasons = why_eager(self.pieces(start, stop), self.device)
         layers: dict[str, str] = {}
         for position in range(len(self.calls))[start:stop]:
             step = self._fused[self._run_of[position]][1] if position in self._run_of else None
@@ -825,7 +840,7 @@ class Schedule:
         """
         try:
             if again:
-                for piece in self._pieces(start, stop):
+                for piece in self.pieces(start, stop):
                     piece.run_again()
                 return
             with self.device.running():
@@ -833,7 +848,7 @@ class Schedule:
                 if self.clock is not None:
                     self.clock.run(self._program(start, stop), stream, scratch)
                     return
-                for piece in self._pieces(start, stop):
+                for piece in self.pieces(start, stop):
                     piece.run(stream, scratch)
         finally:
             if self.device.faults is not None:

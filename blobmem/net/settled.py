@@ -7,7 +7,7 @@ all is still as it has left it, the next one needs none of its accesses: it queu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blobmem import memory as memory_package
@@ -20,8 +20,10 @@ from blobmem.memory.workspace import workspaces
 
 if TYPE_CHECKING:
     from blobmem.net.schedule import Schedule
+    from blobmem.net.whole import Whole
 
 _MOST_WAIT = 64
+_HELD = 2  # in succession, before a graph is made of all of one
 
 
 class Run(NamedTuple):
@@ -37,6 +39,7 @@ class Settled:
 
     def __init__(self) -> None:
         self._wait = self._left = 0  # iterations before it looks at one again, where the states do not stay
+        self._held = 0  # iterations in succession that were as the one before
         self.forget()
 
     def forget(self) -> None:
@@ -44,7 +47,8 @@ class Settled:
         self._runs: Sequence[Run] = ()
         self._states: list[Any] = []
         self._coming: tuple[Sequence[Run], int, int] = (), -1, -1
-        self._whole: list[SyncedMemory] = []
+        self._whole: Whole | None = None  # what they are queued as
+        self._memories: list[SyncedMemory] = []
         self._slots: list[Slot] = []
         self._shared: list[SyncedMemory] = []
 
@@ -55,13 +59,32 @@ class Settled:
         """
         if runs and runs == self._runs and not memory_package.debug and self._now() == self._states:
             self._wait = 0
+            self._held += 1
             return True
+        self._held, self._whole = 0, None
         if self._runs:
             self._left = self._wait = min(2 * self._wait + 1, _MOST_WAIT)
         if self._states and self._states[0] != moves():
             self.forget()
         self._runs, self._coming = (), (runs, travels(), moves())
         return False
+
+    def whole(self, make: Callable[[Sequence[Any]], Whole]) -> Whole | None:
+        """The iteration that `holds` was asked about, and was true of, as one graph; None where it is to be repeated in
+        pieces.
+
+        `make` gives that of pieces. It is kept for as long as these run the same, whatever happens in between.
+        """
+        if self._held <= _HELD and self._whole is None:
+            last = self._runs[-1].schedule
+            pieces = [piece for s, start, stop in self._runs for piece in s.pieces(start, stop)]
+            if last.whole is not None and not last.whole.is_of(pieces):
+                last.whole = None
+            if last.whole is None and self._held == _HELD and last.device.graphs:
+                last.whole = make(pieces)
+            if last.whole is not None and last.whole.is_made:
+                self._whole = last.whole
+        return self._whole
 
     def end(self) -> None:
         """The iteration that `holds` was asked about has ended; nobody else has used any memory meanwhile."""
@@ -77,7 +100,7 @@ class Settled:
         used = set[SyncedMemory]().union(*(s.used(start, stop) for s, start, stop in runs))
         # slots are many, and have the epoch of their arena, which is looked at once
         self._slots = [memory for memory in used if isinstance(memory, Slot)]
-        self._whole = [*{memory.place.memory if isinstance(memory, Slot) else memory for memory in used}]
+        self._memories = [*{memory.place.memory if isinstance(memory, Slot) else memory for memory in used}]
         self._shared = [memory for memory in used if memory.shared]
 
     def _now(self) -> list[Any]:
@@ -89,7 +112,7 @@ class Settled:
             schedule.device.compute_stream(),
             rooms,
             [room.epoch for room in rooms],
-            [memory.epoch for memory in self._whole],
+            [memory.epoch for memory in self._memories],
             [slot.moved for slot in self._slots],
             [memory.writer for memory in self._shared],
         ]

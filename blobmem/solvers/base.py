@@ -250,7 +250,8 @@ class Solver:
         if self._is_settled(test):
             late = self.updater.may_wait
             coming = self._iter, self.updater.rate.current_step
-            self._late.append((*coming, self.updater.repeat(self._iter, late)))
+            whole = self._settled.whole(self.net.as_one) if late else None
+            self._late.append((*coming, self.updater.repeat(self._iter, late, whole)))
             self._iter += 1
             # a GPU has work meanwhile, and a host that was held up for a while is not late for the next iteration
             self._catch_up(most=1)

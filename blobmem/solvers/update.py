@@ -11,7 +11,7 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from blobmem.ops.call import Call, call, overwrite, read, read_diff, write
 from blobmem.ops.registry import table
 from blobmem.solvers.policy import LearningRate
 from blobmem.solvers.state import Slot, Slots
+
+if TYPE_CHECKING:
+    from blobmem.net.whole import Whole
 
 REGULARIZATIONS = ("L1", "L2")
 
@@ -265,19 +268,19 @@ class Updater:
         runs = self.net.whole_runs()
         return runs if self.net.updates_in_backward or not runs else [*runs, Run(self._schedule)]
 
-    def repeat(self, iteration: int, late: bool = False) -> Begun:
+    def repeat(self, iteration: int, late: bool = False, whole: Whole | None = None) -> Begun:
         """An iteration as the last one was, all of it; its pass. Only where `net.settled` finds that it may.
 
-        With `late` (where it `may_wait`) nobody has waited for the loss when this returns; where a bad value was found
-        before the update, that is left out, and counted (`left_out`). Else raises what is raised on the way; the rate
-        has only advanced if nothing is.
+        `whole` is all that as one graph, if there is one, for `late`. With `late` (where it `may_wait`) nobody has
+        waited for the loss when this returns; where a bad value was found before the update, that is left out, and
+        counted (`left_out`). Else raises what is raised on the way; the rate has only advanced if nothing is.
         """
         early = self.net.updates_in_backward
         schedule = self.net.compiled()[1] if early else self._schedule
         self._set_attributes(schedule, self.rate.at(iteration), 1.0, iteration, late)
         with self.device.running():
-            begun = self.net.repeat(late)
-            if not early:
+            begun = self.net.repeat(late) if whole is None else self.net.repeat_as_one(whole)
+            if not early and whole is None:
                 self._schedule.run(again=True)
         self.rate.advance(iteration)
         return begun

@@ -10,11 +10,14 @@ from late_streams import ORDERS, LateCuda
 
 import blobmem
 from blobmem.data.writer import new_database
-from blobmem.errors import NetError
+from blobmem.errors import DeviceError, NetError
 from blobmem.memory import SyncedMemory
 from blobmem.net import captured
 from blobmem.net.begun import Begun
+from blobmem.net.losses import LossReader
+from blobmem.net.schedule import Step
 from blobmem.net.settled import Settled
+from blobmem.net.whole import Whole
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
 from blobmem.solvers import Solver
@@ -62,8 +65,8 @@ def repeated():
     """The numbers of iterations that were queued as the ones before."""
     found, repeat = [], Updater.repeat
 
-    def noted(self, iteration, late=False):
-        begun = repeat(self, iteration, late)
+    def noted(self, iteration, *how):
+        begun = repeat(self, iteration, *how)
         found.append(iteration)
         return begun
 
@@ -110,7 +113,7 @@ def test_in_whatever_order_a_device_works(repeated, memory, order):
 
 
 @pytest.mark.parametrize("memory", MEMORY)
-def test_they_access_the_loss_and_nothing_else(device, repeated, memory):
+def test_they_access_nothing(device, repeated, memory):
     solver = made(device, memory)
     solver.step(8)
     accessed, access = [], SyncedMemory.access
@@ -122,7 +125,42 @@ def test_they_access_the_loss_and_nothing_else(device, repeated, memory):
     count = len(repeated)
     with mock.patch.object(SyncedMemory, "access", noted):
         solver.step(3)
-    assert len(repeated) == count + 3 and accessed == ["loss"] * 3
+    assert len(repeated) == count + 3 and not accessed
+
+
+@needs_compiler
+@pytest.mark.parametrize("memory", MEMORY)
+def test_they_are_one_graph_that_stays_whatever_happens_in_between(memory):
+    with mock.patch.multiple(captured, LEAST=1, _RUNS=1):
+        device = LateCuda()
+        solver = made(device, memory)
+        solver.step(8)
+        graphs, copies = [*device.captured], device.statistics.dtoh_copies
+        before = [graph.launched for graph in graphs]
+        solver.step(5)
+        assert [graph.launched for graph in graphs] == [*before[:-1], before[-1] + 5]
+        assert device.statistics.dtoh_copies == copies  # a kernel writes the loss
+        write_a_parameter(solver)
+        solver.test_all()
+        solver.step(5)
+        assert graphs[-1].launched > before[-1] + 5
+        assert [graph for graph in device.captured if graph.launched] == graphs  # and the test net's are none yet
+        give_it_another_batch(solver)
+        solver.step(12)
+        assert device.captured[-1] is not graphs[-1] and device.captured[-1].launched > 3
+
+
+@needs_compiler
+def test_where_the_device_refuses_one_graph_there_are_several(repeated, caplog):
+    with mock.patch.multiple(captured, LEAST=1, _RUNS=1):
+        solver, other = made(LateCuda()), made(LateCuda())
+        with mock.patch.object(Whole, "_queue", mock.Mock(side_effect=DeviceError("no room"))):
+            solver.step(12)
+        assert caplog.text.count("cannot be captured as one CUDA graph, and is queued as several: no room") == 1
+        assert len(repeated) > 5
+        with never():
+            other.step(12)
+        assert params_of(solver) == params_of(other)
 
 
 def look_at(name):
@@ -344,6 +382,40 @@ def test_an_interruption_leaves_no_loss_behind(device, repeated):
     with never():
         other.step(solver.iter)
     assert params_of(solver) == params_of(other) and solver.smoothed_loss == other.smoothed_loss
+
+
+@needs_compiler
+@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize("told", [0, 1, 2])
+def test_an_interruption_before_the_one_graph_is_queued_changes_nothing(memory, told):
+    with mock.patch.multiple(captured, LEAST=1, _RUNS=1):
+        solver, other = made(LateCuda(), memory), made(LateCuda(), memory)
+        solver.step(8)
+        launch, count = Step.launch, []
+
+        def interrupted(self, arguments=None):
+            count.append(1)
+            if len(count) > told:
+                raise KeyboardInterrupt
+            launch(self, arguments)
+
+        with mock.patch.object(Step, "launch", interrupted), pytest.raises(KeyboardInterrupt):
+            solver.step(1)
+        assert (solver.iter, solver.net.state.iteration) == (8, 8)
+        solver.step(3)
+        with never():
+            other.step(11)
+        assert params_of(solver) == params_of(other)
+
+
+@needs_compiler
+def test_an_interruption_once_it_is_queued_is_said_to_have_updated(caplog):
+    with mock.patch.multiple(captured, LEAST=1, _RUNS=1):
+        solver = made(LateCuda())
+        solver.step(8)
+        with mock.patch.object(LossReader, "after", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            solver.step(1)
+    assert solver.iter == 8 and "an iteration has ended amid its updates" in caplog.text
 
 
 def test_a_callback_has_the_loss_of_its_iteration(device, repeated):

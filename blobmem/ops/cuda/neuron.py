@@ -117,7 +117,12 @@ def copy(x: CudaArray, y: CudaArray) -> None:
     """y = x, of whatever dtypes."""
     if x.dtype == y.dtype:
         y.copy_from(x)
-        return
+    else:
+        copy_out(x, y)
+
+
+def copy_out(x: CudaArray, y: CudaArray) -> None:
+    """`copy` by a kernel in any case: y may be page-locked memory of the host."""
     # kernels are compiled by a floating dtype; this one looks at the codes, and of halves at that of which it is
     like = next((a for a in (x, y) if is_half(a.dtype)), CudaArray(y.address, (), np.float32, y.device))
     codes = _CODES.get(x.dtype, _HALF), _CODES.get(y.dtype, _HALF)

@@ -1,0 +1,123 @@
+"""A whole iteration as one graph: what its passes and its update are captured in, joined, so that one call queues it.
+
+Whether an iteration may be as the last one was is `net.settled`'s to say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from blobmem.devices import Device
+from blobmem.devices.cuda.array import CudaArray
+from blobmem.memory import Intent, Side
+from blobmem.memory.blob import Blob
+from blobmem.net.captured import Varied
+from blobmem.net.losses import Landing, Losses, LossReader
+from blobmem.ops.cuda import neuron
+
+if TYPE_CHECKING:
+    from blobmem.net.captured import Captured
+    from blobmem.net.lanes import Lanes
+    from blobmem.net.schedule import Step
+
+    Piece: TypeAlias = Step | Captured | Lanes
+
+log = logging.getLogger("blobmem")
+
+MOST = 1024  # steps: beside more, what a launch costs is little, and what a second graph of them takes is not
+"""So it is beside copies of evicted arrays: no net with such is one graph."""
+
+
+class Whole:
+    """The pieces that an iteration ran last as one graph, with its losses on their way to the host.
+
+    What takes records, which is not the same in every run, comes first, and by itself.
+
+    Args:
+        pieces: all of them, in order.
+        device: where they run.
+        losses: of the iteration's one pass forward, on the device.
+        reader: has the memory where these arrive.
+
+    Attributes:
+        launches: how often it was queued.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], device: Device, losses: Losses, reader: LossReader) -> None:
+        self._ran = [piece.ran for piece in pieces]
+        self._device, self._losses, self._reader = device, losses, reader
+        self._first = list(takewhile(_is_eager, pieces))
+        self._varied = Varied()
+        self._told: Any = None  # stands for the device to what sends the losses
+        self._native: Any = None
+        self.launches = 0
+        self._sources = [self._source(blob) for blob, _ in losses]
+        rest = pieces[len(self._first) :]
+        landing = reader.lend(device, losses)
+        if landing.is_seen and _is_small(rest) and not any(map(_is_eager, rest)):
+            self._send(device, landing)  # by kernels that are loaded then
+            try:
+                self._native = device.capture(lambda graph: self._queue(rest, graph, landing))
+            except Exception as error:  # any library's
+                log.warning("an iteration cannot be captured as one CUDA graph, and is queued as several: %s", error)
+        reader.free(landing)
+
+    def _source(self, blob: Blob) -> Any:
+        view, stream = blob.data_view, self._device.compute_stream()
+        address = view.memory.access(Side.DEVICE, view.offset, view.nbytes, Intent.READ, stream)
+        return self._device.as_array(address, blob.shape, blob.dtype)
+
+    def _queue(self, pieces: Sequence[Piece], graph: Any, landing: Landing) -> None:
+        try:
+            for piece in pieces:
+                piece.queue(lambda step: self._varied.queue(step, graph))
+        finally:
+            self._device.faults.layer = ""
+        self._told = graph.varied()
+        self._send(self._told, landing)
+
+    def _send(self, device: Any, landing: Landing) -> None:
+        """Send the losses: by kernels, which take a graph less than copies do."""
+        for source, address in zip(self._sources, landing.addresses, strict=True):
+            neuron.copy_out(source, CudaArray(address, source.shape, source.dtype, device))
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a graph, and `launch` may be called."""
+        return self._native is not None
+
+    def is_of(self, pieces: Sequence[Piece]) -> bool:
+        """Whether it queues what these ran last."""
+        return [piece.ran for piece in pieces] == self._ran
+
+    def launch(self) -> Callable[[], float]:
+        """Queue it, with the numbers that its steps would run with now; what waits for the loss (`LossReader.read`).
+
+        If anything is raised before `launches` has gone up nothing was queued but what takes records.
+        """
+        try:
+            for piece in self._first:
+                piece.run_again()
+            self._varied.tell()
+        finally:
+            self._device.faults.layer = ""
+        landing = self._reader.lend(self._device, self._losses)
+        self._told.again()
+        self._send(self._told, landing)
+        self._native.launch()
+        self.launches += 1
+        stream = self._device.compute_stream()
+        assert stream is not None
+        return self._reader.after(stream.record(), landing, self._losses)
+
+
+def _is_small(pieces: Sequence[Piece]) -> bool:
+    steps = [step for piece in pieces for step in getattr(piece, "steps", [piece])]
+    return len(steps) <= MOST and all(step.home is None for step in steps)
+
+
+def _is_eager(piece: Any) -> bool:
+    return bool(getattr(piece, "eager", ""))
