@@ -43,9 +43,8 @@ class CudaEvent(Event):
 
     __slots__ = ("context", "handle")
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.handle = context.take_event()
+    def __init__(self, context: Context, handle: Any) -> None:
+        self.context, self.handle = context, handle
 
     @property
     def done(self) -> bool:
@@ -57,8 +56,7 @@ class CudaEvent(Event):
         return not code
 
     def synchronize(self) -> None:
-        self.context.bind()
-        check(bindings().cuEventSynchronize(self.handle), "cuEventSynchronize")
+        self.context.call(bindings().cuEventSynchronize, self.handle)
         self.context.faults.check()
 
     def __del__(self) -> None:
@@ -84,16 +82,14 @@ class CudaStream(Stream):
         self.context.faults.check()
 
     def record(self) -> CudaEvent:
-        self.context.bind()
-        event = CudaEvent(self.context)
-        check(bindings().cuEventRecord(event.handle, self.native), "cuEventRecord")
+        event = CudaEvent(self.context, self.context.take_event())
+        self.context.call(bindings().cuEventRecord, event.handle, self.native)
         return event
 
     def wait(self, event: Event) -> None:
         if not isinstance(event, CudaEvent) or event.context is not self.context:
             raise DeviceError(f"{event!r} is not an event of this CUDA device")
-        self.context.bind()
-        check(bindings().cuStreamWaitEvent(self.native, event.handle, 0), "cuStreamWaitEvent")
+        self.context.call(bindings().cuStreamWaitEvent, self.native, event.handle, 0)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """What other libraries take for a stream: the protocol's version, and the handle."""
@@ -196,6 +192,15 @@ class Context:
         if self._key in losses:
             raise DeviceError(losses[self._key])
         check(bindings().cuCtxSetCurrent(self.native), "cuCtxSetCurrent")
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        """Call a function of the driver that finds the context by its arguments, whichever is current: mostly this one.
+
+        Only where it fails the context is made current first, which would take as long as the call.
+        """
+        if function(*arguments)[0]:
+            self.bind()
+            check(function(*arguments), function.__name__)
 
     def settle(self) -> None:
         """Wait for all that is queued."""
@@ -329,9 +334,12 @@ class Launcher:
         self._extra = words, size
         self._plain = ctypes.addressof(words)
 
-    def parameters(self, grid: tuple[int, ...], block: int | tuple[int, ...], arguments: Sequence[Any]) -> Any:
-        """The same launch as a node of a graph has it, until the next one."""
+    def pack(self, arguments: Sequence[Any]) -> None:
+        """Put arguments where `parameters` says, until the next launch."""
         self._pack(self._buffer, 0, *self._flat(arguments))
+
+    def parameters(self, grid: tuple[int, ...], block: int | tuple[int, ...]) -> Any:
+        """A launch as a node of a graph has it, with the arguments that were packed last."""
         result = bindings().CUDA_KERNEL_NODE_PARAMS()
         result.func, result.extra = self._function, self._plain
         result.gridDimX, result.gridDimY, result.gridDimZ = (*grid, 1, 1)[:3]

@@ -11,6 +11,7 @@ import numpy as np
 from blobmem.devices.cuda.calls import bindings, check, failure
 
 if TYPE_CHECKING:
+    from blobmem.devices.cuda.context import Launcher
     from blobmem.devices.cuda.device import CudaDevice
 
 
@@ -94,12 +95,12 @@ class Graph:
 class Varied:
     """A device to the ops of one step of a graph: captures their kernels, then changes these kernels' arguments.
 
-    The step queues the same kernels each time.
+    The step queues the same kernels each time, of as many blocks.
     """
 
     def __init__(self, graph: Graph, device: CudaDevice) -> None:
         self._graph, self._device = graph, device
-        self._nodes: list[Any] = []
+        self._nodes: list[tuple[Launcher, Any, Any]] = []  # each with its parameters, but for the arguments
         self._next: int | None = None  # while it is captured
 
     def __getattr__(self, name: str) -> Any:
@@ -107,17 +108,22 @@ class Varied:
 
     def kernel(self, source: str, name: str, dtype: np.dtype) -> Callable[..., None]:
         """As CudaDevice's."""
+        if self._next is not None:
+            return self._change
         launcher = self._device.kernel(source, name, dtype)
 
         def launch(grid: tuple[int, ...], block: int | tuple[int, ...], arguments: Sequence[Any]) -> None:
-            if self._next is None:
-                launcher(grid, block, arguments)
-                self._nodes.append(self._graph.last_node())
-            else:
-                self._graph.set_node(self._nodes[self._next], launcher.parameters(grid, block, arguments))
-                self._next += 1
+            launcher(grid, block, arguments)
+            self._nodes.append((launcher, self._graph.last_node(), launcher.parameters(grid, block)))
 
         return launch
+
+    def _change(self, grid: tuple[int, ...], block: int | tuple[int, ...], arguments: Sequence[Any]) -> None:
+        assert self._next is not None
+        launcher, node, parameters = self._nodes[self._next]
+        launcher.pack(arguments)
+        self._graph.set_node(node, parameters)
+        self._next += 1
 
     def again(self) -> None:
         """What is queued from now on changes what was captured, from the first kernel on."""
