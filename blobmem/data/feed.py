@@ -148,13 +148,14 @@ class ImageBatches(Batched):
             overwrite(top[1]) if len(top) > 1 else None,
         ]
         scale = float(self.transformer.scale)
-        yield call("feed_images", *operands, take=self._take_bytes, places=tuple(self._places), scale=scale)
+        op = "feed_images" if self._together == 1 else "feed_images_of_unit"
+        yield call(op, *operands, take=self._take_bytes, places=tuple(self._places), scale=scale)
 
     def _write_mean(self, array: np.ndarray) -> None:
         array[...] = self.transformer.mean()
 
     def _take_bytes(self, device: Device) -> Unit | Ready:
-        """The next batch, for the op `feed_images`."""
+        """The next batch, for the op that feeds."""
         position, unit = self.position, self._unit
         if unit is None or not unit.turn_to(position, self.context.state.seed, device):
             return self._next_unit(device)
@@ -178,7 +179,7 @@ class ImageBatches(Batched):
             return Ready(self._passed_over, arrays)
         assert isinstance(batch.buffer, LockableBuffer)
         batch.buffer.lock(device)  # in case that it has grown
-        return Unit(self._sent, batch, self._places[-1], count, self.batch, device, self._together == 1)
+        return Unit(self._sent, batch, self._places[-1], count, self.batch, device)
 
     def _lend(self, position: int, seed: int) -> tuple[Batch, int]:
         """The unit that begins there, and how many of its batches are in it: 1 where not all can be made."""

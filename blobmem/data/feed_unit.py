@@ -1,4 +1,4 @@
-"""What a layer gives the op `feed_images`: batches of bytes on their way to a device, or there already."""
+"""What a layer gives the op that feeds a net: batches of bytes on their way to a device, or there already."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class Unit:
         count: batches in it.
         items: of each batch.
         device: where it goes.
-        single: nobody wants more than its first batch, and that once.
     """
 
     ready: Sequence[np.ndarray] = ()
@@ -33,11 +32,10 @@ class Unit:
         count: int,
         items: int,
         device: Device,
-        single: bool,
     ) -> None:
         self._sent, self._count, self._items, self._device = sent, count, items, device
         self._position, self._seed = batch.position, batch.seed
-        self.batch, self.single = batch, single
+        self.batch = batch
         self.packed: np.ndarray | None = batch.buffer.raw[:nbytes]
         self.number = 0
 
@@ -57,7 +55,7 @@ class Unit:
 class Ready:
     """A batch that has no bytes, as the tops' values. See blobmem.ops.cuda.feed.Taken."""
 
-    packed, number, single = None, 0, True
+    packed, number = None, 0
 
     def __init__(self, sent: Callable[[], None], arrays: Sequence[np.ndarray]) -> None:
         self._sent, self.ready = sent, arrays

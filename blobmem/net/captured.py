@@ -136,21 +136,27 @@ class _Lying:
 
 
 class Varied:
-    """The steps of a graph whose numbers are others at each launch."""
+    """The steps of a graph whose numbers are others at each launch, what takes records (`Op.before`) among them."""
 
     def __init__(self) -> None:
+        self._feeding: list[tuple[Step, Any, list[Any]]] = []  # as the others, told each time
         # each with what stands for the device to it, its arguments, and what its numbers were last a function of
         self._steps: list[list[Any]] = []
 
     def queue(self, step: Step, graph: Any) -> None:
         """Queue a step in a graph that is being made."""
-        if step.varies or any(isinstance(value, Draws) for value in step.attributes.values()):
-            told = graph.varied()
-            arguments = [_on(told, argument) for argument in step.arguments]
+        feeds = step.before is not None
+        if not (feeds or step.varies or any(isinstance(value, Draws) for value in step.attributes.values())):
+            step.launch_in(graph)
+            return
+        told = graph.varied()
+        arguments = [_on(told, argument) for argument in step.arguments]
+        if feeds:
+            self._feeding.append((step, told, arguments))
+            step.launch(arguments, begun=-1)
+        else:
             self._steps.append([step, told, arguments, _state_of(step)])
             step.launch(arguments)
-        else:
-            step.launch_in(graph)
 
     def tell(self) -> None:
         """Have the graph's next launch use the numbers that the steps would run with now."""
@@ -162,6 +168,10 @@ class Varied:
                 told.again()
                 step.launch(arguments)
                 varied[3] = state
+        for step, told, arguments in self._feeding:
+            begun = step.launch(fn=step.before)
+            told.again()
+            step.launch(arguments, begun=begun)
 
 
 class _Graph(NamedTuple):

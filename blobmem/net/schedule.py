@@ -222,6 +222,7 @@ class Step:
         "accumulators",
         "arguments",
         "attributes",
+        "before",
         "begins",
         "bound",
         "call",
@@ -276,6 +277,7 @@ class Step:
         self.room: SyncedMemory | None = None  # where it has its scratch, if not in the thread's workspace
         self.takes_scratch = op is not None and op.workspace is not None and op.family != "host"
         self.eager = self._why_eager(op)
+        self.before = None if op is None or on_host else op.before
         self.fn: Callable[..., Any]
         if op is not None:
             specs = [None if b is None else ArraySpec(tuple(b.shape), b.dtype) for b in self.bound]
@@ -362,14 +364,14 @@ class Step:
                 self.attributes["ws"] = self.access_scratch(room, stream)
                 self.scratch_of, self.scratch_epoch = weakref.ref(room), room.epoch
 
-    def launch(self, arguments: Sequence[Any] | None = None) -> None:
-        """Queue the call, which was prepared; with arguments in place of its own."""
+    def launch(self, arguments: Sequence[Any] | None = None, fn: Any = None, **more: Any) -> Any:
+        """Queue the call, which was prepared; with arguments and `fn` in place of its own, and more attributes."""
         if self.faults is not None:
             self.faults.layer = self.call.layer_name
         if self.device.prefetches and self.side is not _HOST:
             self.device.prefetch([*self.arguments, self.attributes.get("ws")])
         try:
-            self.fn(*(self.arguments if arguments is None else arguments), **self.attributes)
+            return (fn or self.fn)(*(self.arguments if arguments is None else arguments), **self.attributes, **more)
         except ValueError as error:
             place = f"layer '{self.call.layer_name}'"
             # functions of the host (a user's, say) speak for themselves
@@ -518,7 +520,7 @@ class Transfer(Step):
     def access_beside(self, scratch: Sequence[SyncedMemory] | None, stream: Stream | None) -> None:
         self.home.lend(stream, self.copies == OUT)
 
-    def launch(self, arguments: Sequence[Any] | None = None) -> None:
+    def launch(self, arguments: Sequence[Any] | None = None, fn: Any = None, **more: Any) -> None:
         (bound,), stream = self.order, self.device.compute_stream()
         if self.copies == OUT:
             self.device.memcpy_dtoh(self.home.bytes(), bound.address, stream)

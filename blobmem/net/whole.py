@@ -34,7 +34,8 @@ MOST = 1024  # steps: beside more, what a launch costs is little, and what a sec
 class Whole:
     """The pieces that an iteration ran last as one graph, with its losses on their way to the host.
 
-    What takes records, which is not the same in every run, comes first, and by itself.
+    What takes records, which is not the same in every run, comes first: what it sends, and by itself where that is not
+    all but kernels (`Op.before`).
 
     Args:
         pieces: all of them, in order.
@@ -50,6 +51,8 @@ class Whole:
         self._ran = [piece.ran for piece in pieces]
         self._device, self._losses, self._reader = device, losses, reader
         self._first = list(takewhile(_is_eager, pieces))
+        while self._first and getattr(self._first[-1], "before", None):
+            self._first.pop()
         self._varied = Varied()
         self._told: Any = None  # stands for the device to what sends the losses
         self._native: Any = None
@@ -57,7 +60,7 @@ class Whole:
         self._sources = [self._source(blob) for blob, _ in losses]
         rest = pieces[len(self._first) :]
         landing = reader.lend(device, losses)
-        if landing.is_seen and _is_small(rest) and not any(map(_is_eager, rest)):
+        if landing.is_seen and _is_small(rest) and all(_joins(piece) for piece in rest):
             self._send(device, landing)  # by kernels that are loaded then
             try:
                 self._native = device.capture(lambda graph: self._queue(rest, graph, landing))
@@ -109,6 +112,9 @@ class Whole:
         self._send(self._told, landing)
         self._native.launch()
         self.launches += 1
+        statistics = self._device.statistics
+        statistics.dtoh_copies += len(landing.arrays)
+        statistics.dtoh_bytes += sum(array.nbytes for array in landing.arrays)
         stream = self._device.compute_stream()
         assert stream is not None
         return self._reader.after(stream.record(), landing, self._losses)
@@ -121,3 +127,7 @@ def _is_small(pieces: Sequence[Piece]) -> bool:
 
 def _is_eager(piece: Any) -> bool:
     return bool(getattr(piece, "eager", ""))
+
+
+def _joins(piece: Any) -> bool:
+    return not _is_eager(piece) or piece.before is not None

@@ -70,6 +70,7 @@ class Op:
     workspace: Workspace | None = None
     family: str = "host"
     captures: bool = True
+    before: Callable[..., int] | None = None
 
     def __call__(self, *operands: Any, **attributes: Any) -> None:
         self.fn(*operands, **attributes)
@@ -86,7 +87,11 @@ class Op:
 def op(fn: Callable[..., None]) -> Callable[..., None]: ...
 @overload
 def op(
-    *, workspace: Workspace | None = None, family: str = "host", captures: bool = True
+    *,
+    workspace: Workspace | None = None,
+    family: str = "host",
+    captures: bool = True,
+    before: Callable[..., int] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]: ...
 def op(
     fn: Callable[..., None] | None = None,
@@ -94,13 +99,15 @@ def op(
     workspace: Workspace | None = None,
     family: str = "host",
     captures: bool = True,
+    before: Callable[..., int] | None = None,
 ) -> Any:
     """Register a function as the op of its name, and hand the function back unchanged.
 
     `workspace` maps the call's operands and attributes to bytes (of any family but "host" also a keyword `device`);
     the op then takes a keyword `ws`, a uint8 array of at least that many bytes, aligned to 64, whose contents are
-    undefined. With `captures` what the op queues on a device depends on nothing but its arguments. Raises ValueError
-    when the name is taken.
+    undefined. With `captures` what the op queues on a device depends on nothing but its arguments. Without, `before` may be
+    what it does first, called with the same: called with the keyword `begun`, a number that this gave (or -1, of which
+    nothing is to come), the op only queues kernels, the same in every run. Raises ValueError when the name is taken.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -109,7 +116,7 @@ def op(
         if name in table and table[name].fn.__module__ != function.__module__:
             other = table[name].fn.__module__
             raise ValueError(f"{family} has two ops named {name!r}: {other} and {function.__module__}; rename one")
-        table[name] = Op(name, function, workspace, family, captures)
+        table[name] = Op(name, function, workspace, family, captures, before)
         return function
 
     return register if fn is None else register(fn)

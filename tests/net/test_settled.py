@@ -9,6 +9,7 @@ from cuda_devices import EXACT_GPU, needs_compiler
 from late_streams import ORDERS, LateCuda
 
 import blobmem
+from blobmem.data import feed
 from blobmem.data.writer import new_database
 from blobmem.errors import DeviceError, NetError
 from blobmem.memory import SyncedMemory
@@ -139,7 +140,7 @@ def test_they_are_one_graph_that_stays_whatever_happens_in_between(memory):
         before = [graph.launched for graph in graphs]
         solver.step(5)
         assert [graph.launched for graph in graphs] == [*before[:-1], before[-1] + 5]
-        assert device.statistics.dtoh_copies == copies  # a kernel writes the loss
+        assert device.statistics.dtoh_copies == copies + 5  # of the loss, by a kernel
         write_a_parameter(solver)
         solver.test_all()
         solver.step(5)
@@ -304,15 +305,19 @@ FED = NET.replace(
 )
 
 
-def fed(device, memory, folder, bad):
-    """A solver fed from 40 records, of which one has a label of no class."""
+def fed(device, memory, folder, bad=None, floats=()):
+    """A solver fed from 40 records, of which one may have a label of no class, and some may have no bytes."""
     rng = np.random.default_rng(1)
     if not (folder / "lmdb").exists():
         with new_database(folder / "lmdb") as writer:
             for index in range(40):
                 data = rng.integers(0, 256, (2, 4, 4), np.uint8).tobytes()
                 label = 9 if index == bad else int(rng.integers(4))
-                datum = caffe_pb2.Datum(channels=2, height=4, width=4, data=data, label=label)
+                datum = caffe_pb2.Datum(channels=2, height=4, width=4, label=label)
+                if index in floats:
+                    datum.float_data.extend(np.frombuffer(data, np.uint8).astype(float))
+                else:
+                    datum.data = data
                 writer.put(b"%04d" % index, datum.SerializeToString())
     with mock.patch(f"{__name__}.NET", FED.replace("SOURCE", str(folder / "lmdb"))):
         return made(device, memory)
@@ -340,6 +345,20 @@ def test_a_bad_record_is_raised_one_iteration_late_and_nothing_of_it_stays(devic
         one.net.layers[0].position = 33
         one.step(3)
     assert params_of(solver) == params_of(other)
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_what_is_fed_in_units_is_part_of_the_one_graph(device, repeated, memory, tmp_path):
+    """Records 70 and 71, of the second time round, have no bytes: they come in units that are not sent as such."""
+    with mock.patch.object(feed, "_MOST_TOGETHER", 4):
+        solver, other = (fed(device, memory, tmp_path, floats=(30, 31)) for _ in range(2))
+        launched, launch = [], Whole.launch
+        with mock.patch.object(Whole, "launch", lambda self: (launched.append(solver.iter), launch(self))[1]):
+            solver.step(40)
+        assert launched[-25:] == [*range(15, 40)] and solver.net.layers[0].position == 120
+        with never():
+            other.step(40)
+    assert params_of(solver) == params_of(other) and solver.smoothed_loss == other.smoothed_loss
 
 
 @needs_compiler
@@ -393,11 +412,11 @@ def test_an_interruption_before_the_one_graph_is_queued_changes_nothing(memory, 
         solver.step(8)
         launch, count = Step.launch, []
 
-        def interrupted(self, arguments=None):
+        def interrupted(self, *how):
             count.append(1)
             if len(count) > told:
                 raise KeyboardInterrupt
-            launch(self, arguments)
+            launch(self, *how)
 
         with mock.patch.object(Step, "launch", interrupted), pytest.raises(KeyboardInterrupt):
             solver.step(1)

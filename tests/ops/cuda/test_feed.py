@@ -9,7 +9,7 @@ from blobmem.data.prefetch_batch import places
 class Batch:
     """Bytes with cuts and labels, of one batch or several; counts how often they were sent."""
 
-    ready, number, single = (), 0, True
+    ready, number = (), 0
 
     def __init__(self, *arrays):
         self.offsets = places([(array.shape, array.dtype) for array in arrays])
@@ -68,21 +68,22 @@ def test_each_batch_of_a_unit(cuda, rng, dtype, on_device):
     mean = rng.normal(100, 20, (2, 4, 8)).astype(dtype)
     unit = Batch(pixels, cuts, labels)
     packed = unit.packed if on_device else np.zeros_like(unit.packed)
-    unit.packed, unit.single = None if on_device else unit.packed, False
+    unit.packed = None if on_device else unit.packed
     for number in (2, 0, 1):
         unit.number = number
         nan = np.full((items, *shape), np.nan, dtype), np.full(items, np.nan, dtype)
         options = {"take": lambda device: unit, "places": unit.offsets, "scale": 0.5}
-        *_, data, given = cuda.run("feed_images", packed, mean, *nan, **options)
+        *_, data, given = cuda.run("feed_images_of_unit", packed, mean, *nan, **options)
         assert np.array_equal(data, reference(pixels[number], cuts[number], mean, 0.5, dtype))
         assert np.array_equal(given, labels[number])
     assert len(unit.events) == (0 if on_device else 3)
 
 
-def test_a_batch_that_has_no_bytes_goes_to_the_tops(cuda, rng):
+@pytest.mark.parametrize("name, offsets", [("feed_images", (0,)), ("feed_images_of_unit", (0, 0, 0))])
+def test_a_batch_that_has_no_bytes_goes_to_the_tops(cuda, rng, name, offsets):
     batch = Batch()
     batch.packed, batch.ready = None, [rng.normal(size=shape).astype(np.float32) for shape in ((2, 1, 3, 3), (2,))]
     operands = np.zeros(64, np.uint8), None, *map(np.zeros_like, batch.ready)
-    got = cuda.run("feed_images", *operands, take=lambda device: batch, places=(0,), scale=2.0)
+    got = cuda.run(name, *operands, take=lambda device: batch, places=offsets, scale=2.0)
     assert all(np.array_equal(a, b) for a, b in zip(got[2:], batch.ready, strict=True))
     assert batch.events[0].done
