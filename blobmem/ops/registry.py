@@ -105,9 +105,9 @@ def op(
 
     `workspace` maps the call's operands and attributes to bytes (of any family but "host" also a keyword `device`);
     the op then takes a keyword `ws`, a uint8 array of at least that many bytes, aligned to 64, whose contents are
-    undefined. With `captures` what the op queues on a device depends on nothing but its arguments. Without, `before` may be
-    what it does first, called with the same: called with the keyword `begun`, a number that this gave (or -1, of which
-    nothing is to come), the op only queues kernels, the same in every run. Raises ValueError when the name is taken.
+    undefined. With `captures` what the op queues on a device depends on nothing but its arguments. Without, `before`
+    may be what it does first, called with the same: told a number that this gave (or -1, of which nothing is to come)
+    as the keyword `begun`, the op only queues kernels, the same in every run. Raises ValueError when the name is taken.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:

@@ -30,6 +30,8 @@ from blobmem.solvers.update import Updater
 
 log = logging.getLogger("blobmem")
 
+_AHEAD = 3  # iterations whose losses nobody waits for yet: as long as that a host may be held up
+
 
 class Solver:
     """Trains the net of a solver file, as pycaffe's solvers do. Made by `get_solver`, or by the class of its type.
@@ -253,8 +255,7 @@ class Solver:
             whole = self._settled.whole(self.net.as_one) if late else None
             self._late.append((*coming, self.updater.repeat(self._iter, late, whole)))
             self._iter += 1
-            # a GPU has work meanwhile, and a host that was held up for a while is not late for the next iteration
-            self._catch_up(most=1)
+            self._catch_up(_AHEAD)
         else:
             self._catch_up()
             self._timing.run(lambda: self._iterate_anew(test))

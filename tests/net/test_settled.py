@@ -324,8 +324,8 @@ def fed(device, memory, folder, bad=None, floats=()):
 
 
 @pytest.mark.parametrize("memory", MEMORY)
-def test_a_bad_record_is_raised_one_iteration_late_and_nothing_of_it_stays(device, repeated, memory, tmp_path):
-    """Record 31 is of iteration 10; the one after it has been queued by then, and is taken back too."""
+def test_a_bad_record_is_raised_a_few_iterations_late_and_nothing_of_it_stays(device, repeated, memory, tmp_path):
+    """Record 31 is of iteration 10; three after it have been queued by then, and are taken back too."""
     solver, other = fed(device, memory, tmp_path, 31), fed(device, memory, tmp_path, 31)
     open_losses, catch_up = [], Solver._catch_up
 
@@ -335,7 +335,9 @@ def test_a_bad_record_is_raised_one_iteration_late_and_nothing_of_it_stays(devic
 
     with mock.patch.object(Solver, "_catch_up", noted), pytest.raises(NetError, match="label 9"):
         solver.step(20)
-    assert repeated[-1] in (10, 11) and max(open_losses) == 2  # a device may find it before it is asked for the last
+    assert (
+        repeated[-1] in range(10, 14) and max(open_losses) == 4
+    )  # a device may find it before it is asked for the last
     with never(), pytest.raises(NetError, match="label 9"):
         other.step(20)
     for one in (solver, other):
