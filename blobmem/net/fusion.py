@@ -428,18 +428,24 @@ def _concat_backward(calls: Sequence[Call], at: int) -> Group | None:
 
 
 def _updates(calls: Sequence[Call], at: int) -> Group | None:
-    """Updates of parameters that share no arrays, with the same attributes; all may read the scale of the losses."""
+    """Updates of parameters that share no arrays, with the same attributes but for their multipliers; all may read the
+    scale of the losses."""
     first, places, stop = calls[at], set[Any](), at
+    multipliers: list[float] = []
     while _is(calls, stop, str(first.op)):
         call = calls[stop]
         own = call.operands[:-1] if call.attributes.get("scaled") else call.operands
         mine = {_place(operand) for operand in own}
-        if call.attributes != first.attributes or _dtypes(call) != _dtypes(first) or mine & places:
+        own_multipliers = {"multipliers": call.attributes["multipliers"]}
+        alike = call.attributes == first.attributes | own_multipliers and _dtypes(call) == _dtypes(first)
+        if not alike or mine & places:
             break
         places |= mine
+        multipliers += own_multipliers["multipliers"]
         stop += 1
     operands = [operand for call in calls[at:stop] for operand in call.operands]
-    return Group(stop, _fused(first, str(first.op), *operands, **first.attributes)) if stop > at + 1 else None
+    attributes = first.attributes | {"multipliers": tuple(multipliers)}
+    return Group(stop, _fused(first, str(first.op), *operands, **attributes)) if stop > at + 1 else None
 
 
 def _sums_of_squares(calls: Sequence[Call], at: int) -> Group | None:

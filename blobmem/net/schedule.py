@@ -818,7 +818,7 @@ class Schedule:
     def set_attributes(self, calls: range, attributes: dict[str, Any], first: dict[str, Any] | None = None) -> None:
         """The attributes that these calls run with from now on; what runs first for them, those of `first`, too.
 
-        Their workspace must not depend on them. ValueError for a part of calls that were fused since they had the
+        Their workspace must not depend on them. ValueError for a part of calls that were fused since they have the
         same ones.
         """
         for at in {self._run_of[index] for index in calls if index in self._run_of}:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from blobmem.net.build import LearnableParam
 from blobmem.solvers.base import Solver, register_solver
 from blobmem.solvers.update import Updater
 
@@ -20,8 +19,8 @@ class _Adaptive(Updater):
         if not self.param.delta >= 0:
             raise self.error("delta", "0 or more")
 
-    def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
-        return super().attributes(entry, rate, scale, iteration) | {"delta": self.param.delta}
+    def attributes(self, rate: float, scale: float, iteration: int) -> dict[str, Any]:
+        return super().attributes(rate, scale, iteration) | {"delta": self.param.delta}
 
     def _check_fraction(self, field: str) -> None:
         """Raise NetError unless what is kept of a mean in each iteration is from 0 to below 1."""
@@ -55,8 +54,8 @@ class RMSProp(_Adaptive):
         self._refuse_momentum()
         self._check_fraction("rms_decay")
 
-    def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
-        return super().attributes(entry, rate, scale, iteration) | {"rms_decay": self.param.rms_decay}
+    def attributes(self, rate: float, scale: float, iteration: int) -> dict[str, Any]:
+        return super().attributes(rate, scale, iteration) | {"rms_decay": self.param.rms_decay}
 
 
 class AdaDelta(_Adaptive):
@@ -73,8 +72,8 @@ class AdaDelta(_Adaptive):
         super().check()
         self._check_fraction("momentum")
 
-    def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
-        return super().attributes(entry, rate, scale, iteration) | {"momentum": self.param.momentum}
+    def attributes(self, rate: float, scale: float, iteration: int) -> dict[str, Any]:
+        return super().attributes(rate, scale, iteration) | {"momentum": self.param.momentum}
 
 
 class Adam(_Adaptive):
@@ -94,11 +93,11 @@ class Adam(_Adaptive):
         self._check_fraction("momentum")
         self._check_fraction("momentum2")
 
-    def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
+    def attributes(self, rate: float, scale: float, iteration: int) -> dict[str, Any]:
         first, second, t = self.param.momentum, self.param.momentum2, iteration + 1
         corrected = rate * math.sqrt(1 - second**t) / (1 - first**t)
         means = {"momentum": first, "momentum2": second}
-        return super().attributes(entry, corrected, scale, iteration) | means
+        return super().attributes(corrected, scale, iteration) | means
 
 
 @register_solver

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from blobmem.net.build import LearnableParam
 from blobmem.solvers.base import Solver, register_solver
 from blobmem.solvers.update import Updater
 
@@ -18,8 +17,8 @@ class SGD(Updater):
     type = "SGD"
     op = "sgd_update"
 
-    def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
-        return super().attributes(entry, rate, scale, iteration) | {"momentum": self.param.momentum}
+    def attributes(self, rate: float, scale: float, iteration: int) -> dict[str, Any]:
+        return super().attributes(rate, scale, iteration) | {"momentum": self.param.momentum}
 
 
 class Nesterov(SGD):

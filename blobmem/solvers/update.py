@@ -82,7 +82,7 @@ class Updater:
         net.scale_losses(self.scaling)
         self._norm: _Norm | None = None
         self._left_out = _Count()
-        self._placed: tuple[weakref.ref[Schedule], list[tuple[LearnableParam, range]]] | None = None
+        self._placed: tuple[weakref.ref[Schedule], list[range]] | None = None
         self._compile()
         net.beside = weakref.WeakMethod(self._present_needs)
 
@@ -91,17 +91,17 @@ class Updater:
     def check(self) -> None:
         """Raise `error` for a field that the type cannot work with."""
 
-    def attributes(self, entry: LearnableParam, rate: float, scale: float, iteration: int) -> dict[str, Any]:
-        """The op's keywords for a parameter; here those that all updates have. The same for the same multipliers.
+    def attributes(self, rate: float, scale: float, iteration: int) -> dict[str, Any]:
+        """The op's keywords for all parameters, but for their `multipliers`; here those that all updates have.
 
         Args:
-            rate: the iteration's learning rate, before the parameter's lr_mult.
-            scale: what its gradient is multiplied by first (clipping and iter_size).
+            rate: the iteration's learning rate, before any lr_mult.
+            scale: what gradients are multiplied by first (clipping and iter_size).
             iteration: iterations that are behind.
         """
         return {
-            "rate": rate * entry.lr_mult,
-            "decay": self.param.weight_decay * entry.decay_mult,
+            "rate": rate,
+            "decay": self.param.weight_decay,
             "regularization": self.param.regularization_type,
             "scale": scale,
         }
@@ -160,25 +160,17 @@ class Updater:
             for entry, own in self._owned()
             if entry.lr_mult != 0 or not all(is_untouched(blob) for blob in own[: self.histories])
         ]
-        # parameters with the same multipliers stand together: their attributes are the same in all iterations
-        alike: dict[Any, list[tuple[LearnableParam, list[Blob]]]] = {}
         self._multipliers = self._present_multipliers()
-        for entry, history in self._entries:
-            alike.setdefault((entry.lr_mult, entry.decay_mult), []).append((entry, history))
         self._calls: list[Call] = []
-        self._first: dict[int, LearnableParam] = {}  # of each call, the parameter whose attributes it has
         if self.scaling is not None:
             self._calls += self._checks(self.scaling)
         scaling = [] if self.scaling is None else [read(self.scaling)]
-        for same in alike.values():
-            first = same[0][0]
-            attributes = self.attributes(first, 1.0, 1.0, 0) | ({"scaled": True} if scaling else {})
-            for entry, own in same:
-                operands = read_diff(entry.blob), write(entry.blob), *map(write, own), *scaling
-                update = call(self.op, *operands, **attributes)
-                update.layer_name = entry.layer
-                self._first[id(update)] = first
-                self._calls.append(update)
+        attributes = self.attributes(1.0, 1.0, 0) | ({"scaled": True} if scaling else {})
+        for entry, own in self._entries:
+            operands = read_diff(entry.blob), write(entry.blob), *map(write, own), *scaling
+            update = call(self.op, *operands, multipliers=(entry.lr_mult, entry.decay_mult), **attributes)
+            update.layer_name = entry.layer
+            self._calls.append(update)
         if self.scaling is not None:
             self._calls.append(call("next_scale", write(self.scaling)))
         self._schedule = Schedule(self._calls, self.device)
@@ -319,22 +311,23 @@ class Updater:
         self, schedule: Schedule, rate: float, scale: float, iteration: int, late: bool = False
     ) -> None:
         if self._placed is None or self._placed[0]() is not schedule:
-            self._placed = weakref.ref(schedule), self._alike(schedule.calls)
-        guard = {"unless_wrong": int(late)} if self.may_wait else {}
+            self._placed = weakref.ref(schedule), self._together(schedule.calls)
+        attributes = self.attributes(rate, scale, iteration)
+        if self.may_wait:
+            attributes["unless_wrong"] = int(late)
         first = {"unless_wrong": self._left_out.address} if late else {}
-        for entry, calls in self._placed[1]:
-            schedule.set_attributes(calls, self.attributes(entry, rate, scale, iteration) | guard, first)
+        for calls in self._placed[1]:
+            schedule.set_attributes(calls, attributes, first)
             first = {}
 
-    def _alike(self, calls: Sequence[Call]) -> list[tuple[LearnableParam, range]]:
-        """Where updates with the same attributes stand together, and a parameter that has these."""
-        found: list[tuple[LearnableParam, range]] = []
-        for at, each in enumerate(calls):
-            first = self._first.get(id(each))
-            if first is not None and found and found[-1][0] is first and found[-1][1].stop == at:
-                found[-1] = first, range(found[-1][1].start, at + 1)
-            elif first is not None:
-                found.append((first, range(at, at + 1)))
+    def _together(self, calls: Sequence[Call]) -> list[range]:
+        """Where updates stand together."""
+        found: list[range] = []
+        for at in (at for at, each in enumerate(calls) if each.op == self.op):
+            if found and found[-1].stop == at:
+                found[-1] = range(found[-1].start, at + 1)
+            else:
+                found.append(range(at, at + 1))
         return found
 
     def _clip(self) -> float:

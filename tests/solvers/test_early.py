@@ -250,12 +250,12 @@ def test_a_gradient_that_somebody_holds_an_array_over_stays(device):
 
 @needs_compiler
 def test_launches_of_the_updates():
-    """Those of weights and of biases: after f6, with f8's, which are less than a sixteenth; after c2; at the end."""
+    """Weights and biases: after f6, with f8's, which are less than a sixteenth; after c2; at the end."""
     counts = []
     for solver in (make(EmulatedCuda()), late(make(EmulatedCuda()))):
         solver.step(1)
         counts.append(solver.net.device.launches.count("sgd"))
-    assert counts == [6, 2]
+    assert counts == [3, 1]
 
 
 # -------------------------------------------------------------------- what forbids it

@@ -186,7 +186,7 @@ def test_parameters_together_come_out_as_each_by_itself(cuda, monkeypatch, kind,
     options = fields(kind) + " weight_decay: 0.01 iter_size: 2"
     text = NET.replace("lr_mult: 0", "lr_mult: 1")
     together = make(options, cuda, dtype, text)
-    assert len(together[0]._schedule._program()) == 2  # one for each pair of multipliers
+    assert len(together[0]._schedule._program()) == 1  # whatever their multipliers
     monkeypatch.setattr(schedule, "groups", lambda *_: {})
     apart = make(options, cuda, dtype, text)
     assert len(apart[0]._schedule._program()) == 4
@@ -201,7 +201,7 @@ def test_launches_of_a_clipped_update():
     give_gradients(net)
     begun = len(device.launches)
     updater.run(1)
-    assert device.launches[begun:] == ["sumsq", "add_parts", "sgd", "sgd"]
+    assert device.launches[begun:] == ["sumsq", "add_parts", "sgd"]
 
 
 def test_a_parameter_that_moves_is_followed(cuda):
@@ -232,7 +232,7 @@ def test_parameters_that_come_to_share_their_values_are_both_counted(cuda):
 
 def test_calls_that_run_as_one_have_one_set_of_attributes():
     updater, _ = make("", EmulatedCuda(), text=NET.replace("lr_mult: 0", "lr_mult: 1"))
-    with pytest.raises(ValueError, match="calls 0 to 3 run as one"):
+    with pytest.raises(ValueError, match="calls 0 to 4 run as one"):
         updater._schedule.set_attributes(range(1, 2), {"rate": 1.0})
 
 
@@ -333,8 +333,8 @@ def test_a_wrong_field_names_the_file(tmp_path):
     ids=["adam", "rmsprop", "adagrad"],
 )
 def test_defaults_are_caffes(kind, expected):
-    updater, net = make(f'type: "{kind}"')
-    attributes = updater.attributes(net.learnable[0], 0.1, 1.0, 0)
+    updater, _ = make(f'type: "{kind}"')
+    attributes = updater.attributes(0.1, 1.0, 0)
     assert {name: attributes[name] for name in expected} == pytest.approx(expected)
 
 
@@ -350,8 +350,8 @@ def test_types_of_old_files(old, cls):
 
 @pytest.mark.parametrize("iteration", [0, 9, 2**31 - 2])
 def test_the_rate_of_adam_follows_the_iteration(iteration):
-    updater, net = make('type: "Adam" momentum: 0.5 momentum2: 0.75')
-    attributes = updater.attributes(net.learnable[1], 0.1, 1.0, iteration)
+    updater, _ = make('type: "Adam" momentum: 0.5 momentum2: 0.75')
+    attributes = updater.attributes(0.2, 1.0, iteration)
     t = iteration + 1
     assert attributes["rate"] == pytest.approx(0.2 * np.sqrt(1 - 0.75**t) / (1 - 0.5**t), rel=1e-12)
 

@@ -18,8 +18,8 @@ from blobmem.ops.call import Call, Operand, begins_sum, call, memories, overwrit
 
 SHARE = 16
 """Updates wait until their gradients have this part of all gradients' bytes. One launch updates many parameters on a
-GPU, so that there are at most this many for each pair of multipliers, and one more. Of the nets in `models/` updates
-one by one would need 0 to 2 MiB less, an eighth 0 to 13 MiB more."""
+GPU, so that there are at most this many, and one more. Of the nets in `models/` updates one by one would need 0 to 2
+MiB less, an eighth 0 to 13 MiB more."""
 
 FIRST = 10
 """In the first such part of backward's calls there is no update: a solver waits for the loss before the first one, and

@@ -3,7 +3,8 @@
 In every update g = scale * diff + decay * pull, where the pull is data itself for "L2" and its sign for "L1"; diff
 stays as it is. Each is one pass over its arrays. They take the arrays of any number of parameters, those of one, in the
 host op's order, after those of another, and have one launch for about a hundred parameters; every element comes out as
-from its parameter alone.
+from its parameter alone. `multipliers` has for each parameter in turn what rate and decay are multiplied by, float32
+numbers; with none they are all 1.
 
 A parameter of halves has a master of float32 as one more array, which takes data's part; data becomes its rounding, and
 where data is no longer that, the master begins with data. With `scaled` each has, as its last array, the scale of the
@@ -43,29 +44,37 @@ class _Launch(NamedTuple):
     entries: int
 
 
-def _launches(width: int, arrays: Sequence[CudaArray], chunk: int = _CHUNK) -> list[_Launch]:
-    """What to launch for entries of `width` arrays of one size each."""
+def _launches(
+    width: int, arrays: Sequence[CudaArray], chunk: int = _CHUNK, multipliers: tuple[float, ...] = ()
+) -> list[_Launch]:
+    """What to launch for entries of `width` arrays of one size each, and of two multipliers, if there are any."""
     sizes = tuple([array.size for array in arrays[::width]])
-    return _tables(width, chunk, sizes, tuple([array.address for array in arrays]))
+    return _tables(width, chunk, sizes, tuple([array.address for array in arrays]), multipliers)
 
 
 @functools.lru_cache(maxsize=64)
-def _tables(width: int, chunk: int, sizes: tuple[int, ...], addresses: tuple[int, ...]) -> list[_Launch]:
+def _tables(
+    width: int, chunk: int, sizes: tuple[int, ...], addresses: tuple[int, ...], multipliers: tuple[float, ...]
+) -> list[_Launch]:
     """See `_launches`. Entries of different launches may share arrays, those of one may not."""
-    entries = [(size, addresses[at * width : (at + 1) * width]) for at, size in enumerate(sizes) if size]
-    apart = len({address for _, group in entries for address in group}) == len(entries) * width
-    most = TABLE // (2 + width) if apart else 1
+    more = struct.unpack(f"{len(multipliers) // 2}q", struct.pack(f"{len(multipliers)}f", *multipliers))
+    entries = [
+        (size, addresses[at * width : (at + 1) * width], more[at : at + 1]) for at, size in enumerate(sizes) if size
+    ]
+    apart = len({address for _, group, _ in entries for address in group}) == len(entries) * width
+    most = TABLE // (2 + width + bool(more)) if apart else 1
     launches = []
     for at in range(0, len(entries), most):
         some = entries[at : at + most]
-        firsts = list(accumulate((-(-size // chunk) for size, _ in some), initial=0))
-        words = [*firsts[:-1], *(size for size, _ in some), *(address for _, group in some for address in group)]
+        firsts = list(accumulate((-(-size // chunk) for size, *_ in some), initial=0))
+        words = [*firsts[:-1], *(size for size, *_ in some)]
+        words += [word for _, group, last in some for word in (*group, *last)]
         launches.append(_Launch(firsts[-1], struct.pack(f"{len(words)}q", *words), len(some)))
     return launches
 
 
-def _update(kernel: str, histories: int, arrays: Sequence[CudaArray], regularization: str, scaled: bool,
-            unless_wrong: int, *numbers: float) -> None:  # fmt: skip
+def _update(kernel: str, histories: int, arrays: Sequence[CudaArray], multipliers: tuple[float, ...],
+            regularization: str, scaled: bool, unless_wrong: int, *numbers: float) -> None:  # fmt: skip
     """Run a kernel over all elements of the arrays, those of a parameter being gradient, data, histories and so on."""
     width, scaling = 2 + histories + is_half(arrays[0].dtype), None
     flag = arrays[0].device.faults.flag if unless_wrong else None
@@ -73,7 +82,8 @@ def _update(kernel: str, histories: int, arrays: Sequence[CudaArray], regulariza
         scaling = arrays[width]
         arrays = [array for at, array in enumerate(arrays) if at % (width + 1) < width]
     left_out = unless_wrong if unless_wrong != GUARDED else None
-    for blocks, table, count in _launches(width, arrays):
+    multipliers = multipliers or (1.0, 1.0) * (len(arrays) // width)
+    for blocks, table, count in _launches(width, arrays, _CHUNK, multipliers):
         given = table, count, _CHUNK, regularization == "L1", scaling, flag, left_out
         _KERNELS.run(arrays[0], kernel, blocks, THREADS, *given, *numbers)
         left_out = None
@@ -82,52 +92,55 @@ def _update(kernel: str, histories: int, arrays: Sequence[CudaArray], regulariza
 @op(family="cuda")
 def sgd_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
                momentum: float, scaled: bool = False,
-               unless_wrong: int = 0) -> None:  # fmt: skip
+               multipliers: tuple[float, ...] = (), unless_wrong: int = 0) -> None:  # fmt: skip
     """history = momentum * history + rate * g; data -= history."""
-    _update("sgd", 1, arrays, regularization, scaled, unless_wrong, decay, scale, rate, momentum)
+    _update("sgd", 1, arrays, multipliers, regularization, scaled, unless_wrong, decay, scale, rate, momentum)
 
 
 @op(family="cuda")
 def nesterov_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
                     momentum: float, scaled: bool = False,
-                    unless_wrong: int = 0) -> None:  # fmt: skip
+                    multipliers: tuple[float, ...] = (), unless_wrong: int = 0) -> None:  # fmt: skip
     """As `sgd_update`, but data -= (1 + momentum) * history - momentum * old history (Nesterov 1983)."""
-    _update("nesterov", 1, arrays, regularization, scaled, unless_wrong, decay, scale, rate, momentum)
+    _update("nesterov", 1, arrays, multipliers, regularization, scaled, unless_wrong, decay, scale, rate, momentum)
 
 
 @op(family="cuda")
 def adagrad_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
                    delta: float, scaled: bool = False,
-                   unless_wrong: int = 0) -> None:  # fmt: skip
+                   multipliers: tuple[float, ...] = (), unless_wrong: int = 0) -> None:  # fmt: skip
     """history += g^2; data -= rate * g / (sqrt(history) + delta) (Duchi et al. 2011)."""
-    _update("adagrad", 1, arrays, regularization, scaled, unless_wrong, decay, scale, rate, delta)
+    _update("adagrad", 1, arrays, multipliers, regularization, scaled, unless_wrong, decay, scale, rate, delta)
 
 
 @op(family="cuda")
 def rmsprop_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
                    rms_decay: float, delta: float, scaled: bool = False,
-                   unless_wrong: int = 0) -> None:  # fmt: skip
+                   multipliers: tuple[float, ...] = (), unless_wrong: int = 0) -> None:  # fmt: skip
     """history = rms_decay * history + (1 - rms_decay) * g^2; data -= rate * g / (sqrt(history) + delta) (Tieleman and
     Hinton 2012)."""
-    _update("rmsprop", 1, arrays, regularization, scaled, unless_wrong, decay, scale, rate, rms_decay, delta)
+    numbers = decay, scale, rate, rms_decay, delta
+    _update("rmsprop", 1, arrays, multipliers, regularization, scaled, unless_wrong, *numbers)
 
 
 @op(family="cuda")
 def adadelta_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
                     momentum: float, delta: float, scaled: bool = False,
-                    unless_wrong: int = 0) -> None:  # fmt: skip
+                    multipliers: tuple[float, ...] = (), unless_wrong: int = 0) -> None:  # fmt: skip
     """gradients = momentum * gradients + (1 - momentum) * g^2; u = g * sqrt((updates + delta) / (gradients + delta));
     updates = momentum * updates + (1 - momentum) * u^2; data -= rate * u (Zeiler 2012)."""
-    _update("adadelta", 2, arrays, regularization, scaled, unless_wrong, decay, scale, rate, momentum, delta)
+    numbers = decay, scale, rate, momentum, delta
+    _update("adadelta", 2, arrays, multipliers, regularization, scaled, unless_wrong, *numbers)
 
 
 @op(family="cuda")
 def adam_update(*arrays: CudaArray, decay: float, regularization: str, scale: float, rate: float,
                 momentum: float, momentum2: float, delta: float, scaled: bool = False,
-                unless_wrong: int = 0) -> None:  # fmt: skip
+                multipliers: tuple[float, ...] = (), unless_wrong: int = 0) -> None:  # fmt: skip
     """first = momentum * first + (1 - momentum) * g; second = momentum2 * second + (1 - momentum2) * g^2;
     data -= rate * first / (sqrt(second) + delta) (Kingma and Ba 2015; the rate has the correction in it)."""
-    _update("adam", 2, arrays, regularization, scaled, unless_wrong, decay, scale, rate, momentum, momentum2, delta)
+    numbers = decay, scale, rate, momentum, momentum2, delta
+    _update("adam", 2, arrays, multipliers, regularization, scaled, unless_wrong, *numbers)
 
 
 def _chunk(arrays: Sequence[Any]) -> int:

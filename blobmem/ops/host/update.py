@@ -1,12 +1,13 @@
 """What solvers do to parameters.
 
 In every update g = scale * diff + decay * pull, where the pull is data itself for "L2" and its sign for "L1"; diff
-stays as it is. Each is one pass over its arrays.
+stays as it is. Each is one pass over its arrays. Rate and decay are first multiplied by the parameter's `multipliers`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -98,57 +99,68 @@ def _adam(start, stop, diff, data, first, second, l1, decay, scale, rate, moment
         values[i] -= t(rate) * (mean / (math.sqrt(square) + t(delta)))
 
 
-def _update(kernel, arrays, regularization, *numbers):
+def _update(kernel, arrays, regularization, multipliers, decay, scale, rate, *numbers):
     """Run a kernel over all elements of arrays of one shape."""
     flat = [array.reshape(-1) for array in arrays]
+    numbers = decay * multipliers[1], scale, rate * multipliers[0], *numbers
     parallel_for(kernel, flat[0].size, *flat, regularization == "L1", *map(float, numbers), grain=_GRAIN)
 
 
 @op
 def sgd_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, decay: float, regularization: str,
-               scale: float, rate: float, momentum: float) -> None:  # fmt: skip
+               scale: float, rate: float, momentum: float,
+               multipliers: Sequence[float] = (1, 1)) -> None:  # fmt: skip
     """history = momentum * history + rate * g; data -= history."""
-    _update(_sgd, (diff, data, history), regularization, decay, scale, rate, momentum)
+    _update(_sgd, (diff, data, history), regularization, multipliers, decay, scale, rate, momentum)
 
 
 @op
 def nesterov_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, decay: float, regularization: str,
-                    scale: float, rate: float, momentum: float) -> None:  # fmt: skip
+                    scale: float, rate: float, momentum: float,
+                    multipliers: Sequence[float] = (1, 1)) -> None:  # fmt: skip
     """As `sgd_update`, but data -= (1 + momentum) * history - momentum * old history: the step is taken back, and
     taken further from where the gradient is known (Nesterov 1983, in the form of Sutskever et al. 2013)."""
-    _update(_nesterov, (diff, data, history), regularization, decay, scale, rate, momentum)
+    _update(_nesterov, (diff, data, history), regularization, multipliers, decay, scale, rate, momentum)
 
 
 @op
 def adagrad_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, decay: float, regularization: str,
-                   scale: float, rate: float, delta: float) -> None:  # fmt: skip
+                   scale: float, rate: float, delta: float,
+                   multipliers: Sequence[float] = (1, 1)) -> None:  # fmt: skip
     """history += g^2; data -= rate * g / (sqrt(history) + delta) (Duchi et al. 2011)."""
-    _update(_adagrad, (diff, data, history), regularization, decay, scale, rate, delta)
+    _update(_adagrad, (diff, data, history), regularization, multipliers, decay, scale, rate, delta)
 
 
 @op
 def rmsprop_update(diff: np.ndarray, data: np.ndarray, history: np.ndarray, *, decay: float, regularization: str,
-                   scale: float, rate: float, rms_decay: float, delta: float) -> None:  # fmt: skip
+                   scale: float, rate: float, rms_decay: float, delta: float,
+                   multipliers: Sequence[float] = (1, 1)) -> None:  # fmt: skip
     """history = rms_decay * history + (1 - rms_decay) * g^2; data -= rate * g / (sqrt(history) + delta) (Tieleman and
     Hinton 2012)."""
-    _update(_rmsprop, (diff, data, history), regularization, decay, scale, rate, rms_decay, delta)
+    _update(_rmsprop, (diff, data, history), regularization, multipliers, decay, scale, rate, rms_decay, delta)
 
 
 @op
 def adadelta_update(diff: np.ndarray, data: np.ndarray, gradients: np.ndarray, updates: np.ndarray, *, decay: float,
-                    regularization: str, scale: float, rate: float, momentum: float, delta: float) -> None:  # fmt: skip
+                    regularization: str, scale: float, rate: float, momentum: float, delta: float,
+                    multipliers: Sequence[float] = (1, 1)) -> None:  # fmt: skip
     """gradients = momentum * gradients + (1 - momentum) * g^2; u = g * sqrt((updates + delta) / (gradients + delta));
     updates = momentum * updates + (1 - momentum) * u^2; data -= rate * u (Zeiler 2012)."""
-    _update(_adadelta, (diff, data, gradients, updates), regularization, decay, scale, rate, momentum, delta)
+    _update(
+        _adadelta, (diff, data, gradients, updates), regularization, multipliers, decay, scale, rate, momentum, delta
+    )
 
 
 @op
 def adam_update(diff: np.ndarray, data: np.ndarray, first: np.ndarray, second: np.ndarray, *, decay: float,
                 regularization: str, scale: float, rate: float, momentum: float, momentum2: float,
-                delta: float) -> None:  # fmt: skip
+                delta: float,
+                multipliers: Sequence[float] = (1, 1)) -> None:  # fmt: skip
     """first = momentum * first + (1 - momentum) * g; second = momentum2 * second + (1 - momentum2) * g^2;
     data -= rate * first / (sqrt(second) + delta) (Kingma and Ba 2015; the rate has the correction in it)."""
-    _update(_adam, (diff, data, first, second), regularization, decay, scale, rate, momentum, momentum2, delta)
+    _update(
+        _adam, (diff, data, first, second), regularization, multipliers, decay, scale, rate, momentum, momentum2, delta
+    )
 
 
 @kernel

@@ -104,6 +104,31 @@ def test_many_parameters_come_out_as_each_by_itself(cuda, rng, kind, dtype):
     assert all((new != old).all() for new, old in zip(together[1::width], flat(groups)[1::width], strict=True))
 
 
+@pytest.mark.parametrize("kind", OPTIONS)
+@DTYPES
+def test_each_parameter_has_its_multipliers(cuda, rng, kind, dtype):
+    groups = parameters(rng, kind, [5, 0, 4097, 300], dtype)
+    multipliers = (1.0, 0.5, 9.0, 9.0, 2.5, 0.0, 0.0, 1.0)
+    attributes = {"regularization": "L2", **COMMON, **OPTIONS[kind]}
+    name = f"{kind.lower()}_update"
+    together = cuda.run(name, *flat(groups), multipliers=multipliers, **attributes)
+    apart = []
+    for group, rate, decay in zip(groups, multipliers[::2], multipliers[1::2], strict=True):
+        own = {"rate": rate * COMMON["rate"], "decay": decay * COMMON["decay"]}
+        apart += cuda.compare(name, *group, rtol=4e-6 if dtype == np.float32 else 1e-14, **attributes | own)
+    assert [a.tobytes() for a in together] == [a.tobytes() for a in apart]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_and_has_them_on_the_host(rng, kind):
+    (group,) = parameters(rng, kind, [300], np.float32)
+    given, expected = ([array.copy() for array in group] for _ in range(2))
+    attributes, update = {"regularization": "L2", **COMMON, **OPTIONS[kind]}, table("host")[f"{kind.lower()}_update"]
+    update(*given, multipliers=(2.5, 0.5), **attributes)
+    update(*expected, **attributes | {"rate": 2.5 * COMMON["rate"], "decay": 0.5 * COMMON["decay"]})
+    assert [a.tobytes() for a in given] == [a.tobytes() for a in expected]
+
+
 def test_parameters_that_share_an_array_take_turns(cuda, rng):
     (first, data, one), (second, _, other) = parameters(rng, "SGD", [5000, 5000], np.float32)
     attributes = {"regularization": "L1", **COMMON, **OPTIONS["SGD"]}

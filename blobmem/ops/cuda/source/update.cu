@@ -3,7 +3,8 @@
 // A step reads the gradient once and goes over the parameter and its history in place. The gradient's own array stays.
 
 // Many parameters in one launch, by value. For each of `count` entries: its first block, ascending from 0; then the
-// sizes, none of them 0; then the addresses of its arrays, `width` for each. All arguments together may take 4096 bytes.
+// sizes, none of them 0; then the addresses of its arrays, `width` words for each, of which the last one of an update
+// is its multipliers. All arguments together may take 4096 bytes.
 struct Table { i64 at[500]; };
 
 // What a block does: `n` elements from `start` on of one entry's arrays, at most `chunk`, which is a multiple of PACK.
@@ -114,23 +115,27 @@ struct Parameter {
 #endif
 };
 
-// step(gradient, value, past) changes the value and H values of its history. An entry: diff, data, H of history, and of
-// halves the master. `scaling`, if not null, says what gradients were multiplied by, and whether to leave the step out.
-// `flag`, if not null, says that a bad value was reported (common.cuh): nothing is done then, as the host has yet to raise
-// it, and `left_out`, if not null, counts that.
+// step(rate, gradient, value, past) changes the value and H values of its history. An entry: diff, data, H of history, of
+// halves the master, and two floats by which its rate and its decay are multiplied. `scaling`, if not null, says what
+// gradients were multiplied by, and whether to leave the step out. `flag`, if not null, says that a bad value was reported
+// (common.cuh): nothing is done then, as the host has yet to raise it, and `left_out`, if not null, counts that.
 template <int H, class F>
 __device__ __forceinline__ void update(const Table &table, int count, int chunk, const Scaling *scaling,
-                                       const i64 *flag, i64 *left_out, Gradient of, F step) {
+                                       const i64 *flag, i64 *left_out, double decay, T scale, int l1, double rate,
+                                       F step) {
   if (flag && *flag) {
     if (left_out && blockIdx.x == 0 && threadIdx.x == 0) *left_out += 1;
     return;
   }
   if (scaling) {
     if (scaling->bad != 0) return;
-    of.scale /= scale_of(*scaling);
+    scale /= scale_of(*scaling);
   }
-  enum { WIDTH = 2 + H + Parameter::MORE };
+  enum { WIDTH = 3 + H + Parameter::MORE };
   Part part = part_of(table, count, chunk);
+  i64 multipliers = table.at[2 * count + part.entry * WIDTH + WIDTH - 1];
+  T own_rate = (T)(rate * __uint_as_float((u32)multipliers));
+  Gradient of{(T)(decay * __uint_as_float((u32)(multipliers >> 32))), scale, l1};
   const D *diff = array_of<D>(table, count, WIDTH, part, 0);
   Parameter parameter;
   parameter.data = array_of<D>(table, count, WIDTH, part, 1);
@@ -155,7 +160,7 @@ __device__ __forceinline__ void update(const Table &table, int count, int chunk,
       T past[H];
 #pragma unroll
       for (int k = 0; k < H; k++) past[k] = h[k].at[j];
-      step(of(d.at[j], v.at[j]), v.at[j], past);
+      step(own_rate, of(d.at[j], v.at[j]), v.at[j], past);
 #pragma unroll
       for (int k = 0; k < H; k++) h[k].at[j] = past[k];
     }
@@ -169,7 +174,7 @@ __device__ __forceinline__ void update(const Table &table, int count, int chunk,
 #pragma unroll
     for (int k = 0; k < H; k++) past[k] = history[k][i];
     Lot<1> value = parameter.now<1>(i);
-    step(of(diff[i], value.at[0]), value.at[0], past);
+    step(own_rate, of(diff[i], value.at[0]), value.at[0], past);
     parameter.become<1>(i, value);
 #pragma unroll
     for (int k = 0; k < H; k++) history[k][i] = past[k];
@@ -177,9 +182,8 @@ __device__ __forceinline__ void update(const Table &table, int count, int chunk,
 }
 
 extern "C" __global__ void sgd(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
-                                T decay, T scale,
-                                T rate, T momentum) {
-  update<1>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+                                double decay, T scale, double rate, T momentum) {
+  update<1>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &h = past[0];
     h = momentum * h + rate * g;
     value -= h;
@@ -187,9 +191,8 @@ extern "C" __global__ void sgd(Table table, int count, int chunk, int l1, const 
 }
 
 extern "C" __global__ void nesterov(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
-                                T decay, T scale,
-                                     T rate, T momentum) {
-  update<1>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+                                double decay, T scale, double rate, T momentum) {
+  update<1>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &h = past[0], before = h;
     h = momentum * before + rate * g;
     value -= (1 + momentum) * h - momentum * before;
@@ -197,9 +200,8 @@ extern "C" __global__ void nesterov(Table table, int count, int chunk, int l1, c
 }
 
 extern "C" __global__ void adagrad(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
-                                T decay, T scale,
-                                    T rate, T delta) {
-  update<1>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+                                double decay, T scale, double rate, T delta) {
+  update<1>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &h = past[0];
     h += g * g;
     value -= rate * (g / (sqrt(h) + delta));
@@ -207,9 +209,8 @@ extern "C" __global__ void adagrad(Table table, int count, int chunk, int l1, co
 }
 
 extern "C" __global__ void rmsprop(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
-                                T decay, T scale,
-                                    T rate, T rms_decay, T delta) {
-  update<1>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+                                double decay, T scale, double rate, T rms_decay, T delta) {
+  update<1>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &h = past[0];
     h = rms_decay * h + (1 - rms_decay) * (g * g);
     value -= rate * (g / (sqrt(h) + delta));
@@ -217,9 +218,8 @@ extern "C" __global__ void rmsprop(Table table, int count, int chunk, int l1, co
 }
 
 extern "C" __global__ void adadelta(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
-                                T decay, T scale,
-                                     T rate, T momentum, T delta) {
-  update<2>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+                                double decay, T scale, double rate, T momentum, T delta) {
+  update<2>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &square = past[0], &move = past[1];
     square = momentum * square + (1 - momentum) * (g * g);
     T step = g * sqrt((move + delta) / (square + delta));
@@ -229,9 +229,8 @@ extern "C" __global__ void adadelta(Table table, int count, int chunk, int l1, c
 }
 
 extern "C" __global__ void adam(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
-                                T decay, T scale,
-                                 T rate, T momentum, T momentum2, T delta) {
-  update<2>(table, count, chunk, scaling, flag, left_out, Gradient{decay, scale, l1}, [=](T g, T &value, T *past) {
+                                double decay, T scale, double rate, T momentum, T momentum2, T delta) {
+  update<2>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &mean = past[0], &square = past[1];
     mean = momentum * mean + (1 - momentum) * g;
     square = momentum2 * square + (1 - momentum2) * (g * g);
