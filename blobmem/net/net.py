@@ -517,8 +517,8 @@ class Net(Access, Placement, Compilation):
             "not. It does not count; restore a snapshot to go on from a whole one", self.identity,
         )  # fmt: skip
 
-    def as_one(self, pieces: Sequence[Any]) -> Whole:
-        """An iteration as one graph, which ran these pieces of schedules last."""
+    def as_one(self, pieces: Sequence[Sequence[Any]]) -> Whole:
+        """An iteration as one graph, which ran these pieces last, of schedules of which the first one is forward."""
         from blobmem.net.whole import Whole  # and with it ops of CUDA
 
         return Whole(pieces, self.device, self._losses(0, len(self.nodes) - 1), self._loss_reader)
@@ -529,9 +529,9 @@ class Net(Access, Placement, Compilation):
             forward, backward = (self._span(way, 0, len(self.nodes) - 1) for way in (False, True))
             launches = whole.launches
             try:
-                with self._unfinished(backward):
-                    return self._start(forward, 0, len(self.nodes) - 1, whole.launch)
+                return self._start(forward, 0, len(self.nodes) - 1, whole.launch)
             except BaseException:
+                self.group.claim(self.identity.unfinished, backward.written)
                 if whole.launches != launches:
                     self._warn_of_updates()
                 raise

@@ -652,6 +652,7 @@ class Schedule:
         self._run_of = {position: at for at, group in found.items() for position in range(at, group.stop)}
         self._skipped = {at: group.skipped for at, group in found.items() if group.skipped}
         self._programs: dict[tuple[int, int | None], list[Step]] = {}
+        self._varying: dict[range, list[Step]] = {}  # whose attributes are set, by calls
         self._captured: dict[tuple[int, int | None], list[Step | Captured | Lanes]] = {}
         self._needs = _Constant([])
         self._views: list[View] | None = None
@@ -821,19 +822,25 @@ class Schedule:
         Their workspace must not depend on them. ValueError for a part of calls that were fused since they have the
         same ones.
         """
-        for at in {self._run_of[index] for index in calls if index in self._run_of}:
-            stop, step = self._fused[at]
-            if at < calls.start or stop > calls.stop:
-                raise ValueError(f"calls {at} to {stop} run as one, so none of them has attributes of its own")
+        for step in self._varying.get(calls) or self._let_vary(calls):
             step.attributes.update(attributes)
-            step.varies = True
-        for index in calls:
-            self._steps[index].attributes.update(attributes)
-            self._steps[index].varies = True
         if first:
             self._steps[calls.start].attributes.update(first)
             if calls.start in self._run_of:
                 self._fused[self._run_of[calls.start]][1].attributes.update(first)
+
+    def _let_vary(self, calls: range) -> list[Step]:
+        """What runs for these calls, whose attributes are set."""
+        steps = [self._steps[index] for index in calls]
+        for at in {self._run_of[index] for index in calls if index in self._run_of}:
+            stop, step = self._fused[at]
+            if at < calls.start or stop > calls.stop:
+                raise ValueError(f"calls {at} to {stop} run as one, so none of them has attributes of its own")
+            steps.append(step)
+        for step in steps:
+            step.varies = True
+        self._varying[calls] = steps
+        return steps
 
     def run(self, start: int = 0, stop: int | None = None, again: bool = False) -> None:
         """Run the calls; what they need should have been secured.

@@ -69,15 +69,16 @@ class Settled:
         self._runs, self._coming = (), (runs, travels(), moves())
         return False
 
-    def whole(self, make: Callable[[Sequence[Any]], Whole]) -> Whole | None:
+    def whole(self, make: Callable[[Sequence[Sequence[Any]]], Whole]) -> Whole | None:
         """The iteration that `holds` was asked about, and was true of, as one graph; None where it is to be repeated in
         pieces.
 
-        `make` gives that of pieces. It is kept for as long as these run the same, whatever happens in between.
+        `make` gives that of the pieces of each run. It is kept for as long as these run the same, whatever happens in
+        between.
         """
         if self._held <= _HELD and self._whole is None:
             last = self._runs[-1].schedule
-            pieces = [piece for s, start, stop in self._runs for piece in s.pieces(start, stop)]
+            pieces = [s.pieces(start, stop) for s, start, stop in self._runs]
             if last.whole is not None and not last.whole.is_of(pieces):
                 last.whole = None
             if last.whole is None and self._held == _HELD and last.device.graphs:
@@ -102,9 +103,10 @@ class Settled:
         self._slots = [memory for memory in used if isinstance(memory, Slot)]
         self._memories = [*{memory.place.memory if isinstance(memory, Slot) else memory for memory in used}]
         self._shared = [memory for memory in used if memory.shared]
+        self._widest = max((run.schedule for run in runs), key=lambda schedule: schedule.streams)
 
     def _now(self) -> list[Any]:
-        schedule = max((run.schedule for run in self._runs), key=lambda schedule: schedule.streams)
+        schedule = self._widest
         rooms = workspaces(schedule.device, schedule.streams)
         return [
             moves(),

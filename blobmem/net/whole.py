@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from blobmem.devices import Device
@@ -38,7 +38,7 @@ class Whole:
     all but kernels (`Op.before`).
 
     Args:
-        pieces: all of them, in order.
+        pieces: all of them, in order; first those of the pass forward, then others.
         device: where they run.
         losses: of the iteration's one pass forward, on the device.
         reader: has the memory where these arrive.
@@ -47,10 +47,11 @@ class Whole:
         launches: how often it was queued.
     """
 
-    def __init__(self, pieces: Sequence[Piece], device: Device, losses: Losses, reader: LossReader) -> None:
-        self._ran = [piece.ran for piece in pieces]
+    def __init__(self, pieces: Sequence[Sequence[Piece]], device: Device, losses: Losses, reader: LossReader) -> None:
+        every = [*chain.from_iterable(pieces)]
+        self._ran = [piece.ran for piece in every]
         self._device, self._losses, self._reader = device, losses, reader
-        self._first = list(takewhile(_is_eager, pieces))
+        self._first = list(takewhile(_is_eager, every))
         while self._first and getattr(self._first[-1], "before", None):
             self._first.pop()
         self._varied = Varied()
@@ -58,12 +59,12 @@ class Whole:
         self._native: Any = None
         self.launches = 0
         self._sources = [self._source(blob) for blob, _ in losses]
-        rest = pieces[len(self._first) :]
+        rest, forward = every[len(self._first) :], max(0, len(pieces[0]) - len(self._first))
         landing = reader.lend(device, losses)
         if landing.is_seen and _is_small(rest) and all(_joins(piece) for piece in rest):
             self._send(device, landing)  # by kernels that are loaded then
             try:
-                self._native = device.capture(lambda graph: self._queue(rest, graph, landing))
+                self._native = device.capture(lambda graph: self._queue(rest, forward, graph, landing))
             except Exception as error:  # any library's
                 log.warning("an iteration cannot be captured as one CUDA graph, and is queued as several: %s", error)
         reader.free(landing)
@@ -73,14 +74,25 @@ class Whole:
         address = view.memory.access(Side.DEVICE, view.offset, view.nbytes, Intent.READ, stream)
         return self._device.as_array(address, blob.shape, blob.dtype)
 
-    def _queue(self, pieces: Sequence[Piece], graph: Any, landing: Landing) -> None:
-        try:
-            for piece in pieces:
+    def _queue(self, pieces: Sequence[Piece], forward: int, graph: Any, landing: Landing) -> None:
+        def queue(some: Sequence[Piece]) -> None:
+            for piece in some:
                 piece.queue(lambda step: self._varied.queue(step, graph))
+
+        device, self._told = self._device, graph.varied()
+        main, side = device.compute_stream(), device.side_stream()
+        assert main is not None and side is not None
+        try:
+            queue(pieces[:forward])
+            side.wait(main.record())
+            device.queue_on(side)  # beside what comes next
+            self._send(self._told, landing)
+            device.queue_on(main)
+            queue(pieces[forward:])
+            main.wait(side.record())
         finally:
-            self._device.faults.layer = ""
-        self._told = graph.varied()
-        self._send(self._told, landing)
+            device.queue_on(main)
+            device.faults.layer = ""
 
     def _send(self, device: Any, landing: Landing) -> None:
         """Send the losses: by kernels, which take a graph less than copies do."""
@@ -92,9 +104,9 @@ class Whole:
         """Whether there is a graph, and `launch` may be called."""
         return self._native is not None
 
-    def is_of(self, pieces: Sequence[Piece]) -> bool:
+    def is_of(self, pieces: Sequence[Sequence[Piece]]) -> bool:
         """Whether it queues what these ran last."""
-        return [piece.ran for piece in pieces] == self._ran
+        return [piece.ran for piece in chain.from_iterable(pieces)] == self._ran
 
     def launch(self) -> Callable[[], float]:
         """Queue it, with the numbers that its steps would run with now; what waits for the loss (`LossReader.read`).
