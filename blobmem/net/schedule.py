@@ -333,7 +333,7 @@ class Step:
     @property
     def ran(self) -> Any:
         """What the last run was: as long as this is the same, `queue` queues the same."""
-        return self.places()
+        return None if self.once else self.places()  # what was done once may never have run in this schedule
 
     def queue(self, one: Callable[[Step], None]) -> None:
         """Have it queued by `one` as it ran last."""

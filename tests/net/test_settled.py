@@ -460,3 +460,20 @@ def test_states_that_never_stay_are_looked_at_ever_less(device):
             solver.step(1)
             solver.net.blobs["loss"].cpu_data()
     assert 3 <= len(ended) <= 6
+
+
+@needs_compiler
+@pytest.mark.parametrize("memory", MEMORY)
+def test_what_was_done_once_before_these_schedules_were_made_is_no_part_of_the_one_graph(memory):
+    with mock.patch.object(captured, "LEAST", 100):  # what is done once is a piece by itself
+        device = LateCuda()
+        solver, other = made(device, memory), made(device, memory)
+        for one in (solver, other):
+            one.step(2)
+            one.net.reseed(8)
+        count = len(device.captured)
+        solver.step(6)
+        assert len(device.captured) == count + 1
+        with never():
+            other.step(6)
+        assert params_of(solver) == params_of(other)

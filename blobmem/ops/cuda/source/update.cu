@@ -75,13 +75,15 @@ extern "C" __global__ void next_scale(Scaling *scaling) {
   scaling->bad = 0;
 }
 
+// What is rounded once is said (fma) here and below, since compilers else choose anew for packs and for what is left.
+
 // scale * diff + decay * pull; the pull is the value itself, or with `l1` its sign.
 struct Gradient {
   T decay, scale;
   int l1;
   __device__ __forceinline__ T operator()(T diff, T value) const {
     T sign = value > 0 ? (T)1 : value < 0 ? (T)-1 : (T)0;
-    return diff * scale + decay * (l1 ? sign : value);
+    return fma(scale, diff, decay * (l1 ? sign : value));
   }
 };
 
@@ -114,6 +116,8 @@ struct Parameter {
   template <int W> __device__ __forceinline__ void become(int i, Lot<W> values) const { store<W>(data, i, values); }
 #endif
 };
+
+__device__ __forceinline__ T running_mean(T mean, T value, T kept) { return fma(kept, mean, (1 - kept) * value); }
 
 // step(rate, gradient, value, past) changes the value and H values of its history. An entry: diff, data, H of history, of
 // halves the master, and two floats by which its rate and its decay are multiplied. `scaling`, if not null, says what
@@ -185,7 +189,7 @@ extern "C" __global__ void sgd(Table table, int count, int chunk, int l1, const 
                                 double decay, T scale, double rate, T momentum) {
   update<1>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &h = past[0];
-    h = momentum * h + rate * g;
+    h = fma(momentum, h, rate * g);
     value -= h;
   });
 }
@@ -193,9 +197,9 @@ extern "C" __global__ void sgd(Table table, int count, int chunk, int l1, const 
 extern "C" __global__ void nesterov(Table table, int count, int chunk, int l1, const Scaling *scaling, const i64 *flag, i64 *left_out,
                                 double decay, T scale, double rate, T momentum) {
   update<1>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
-    T &h = past[0], before = h;
-    h = momentum * before + rate * g;
-    value -= (1 + momentum) * h - momentum * before;
+    T &h = past[0], fading = momentum * h;
+    h = fma(rate, g, fading);
+    value -= fma(1 + momentum, h, -fading);
   });
 }
 
@@ -203,8 +207,8 @@ extern "C" __global__ void adagrad(Table table, int count, int chunk, int l1, co
                                 double decay, T scale, double rate, T delta) {
   update<1>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &h = past[0];
-    h += g * g;
-    value -= rate * (g / (sqrt(h) + delta));
+    h = fma(g, g, h);
+    value = fma(-rate, g / (sqrt(h) + delta), value);
   });
 }
 
@@ -212,8 +216,8 @@ extern "C" __global__ void rmsprop(Table table, int count, int chunk, int l1, co
                                 double decay, T scale, double rate, T rms_decay, T delta) {
   update<1>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &h = past[0];
-    h = rms_decay * h + (1 - rms_decay) * (g * g);
-    value -= rate * (g / (sqrt(h) + delta));
+    h = running_mean(h, g * g, rms_decay);
+    value = fma(-rate, g / (sqrt(h) + delta), value);
   });
 }
 
@@ -221,10 +225,10 @@ extern "C" __global__ void adadelta(Table table, int count, int chunk, int l1, c
                                 double decay, T scale, double rate, T momentum, T delta) {
   update<2>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &square = past[0], &move = past[1];
-    square = momentum * square + (1 - momentum) * (g * g);
+    square = running_mean(square, g * g, momentum);
     T step = g * sqrt((move + delta) / (square + delta));
-    move = momentum * move + (1 - momentum) * (step * step);
-    value -= rate * step;
+    move = running_mean(move, step * step, momentum);
+    value = fma(-rate, step, value);
   });
 }
 
@@ -232,9 +236,9 @@ extern "C" __global__ void adam(Table table, int count, int chunk, int l1, const
                                 double decay, T scale, double rate, T momentum, T momentum2, T delta) {
   update<2>(table, count, chunk, scaling, flag, left_out, decay, scale, l1, rate, [=](T rate, T g, T &value, T *past) {
     T &mean = past[0], &square = past[1];
-    mean = momentum * mean + (1 - momentum) * g;
-    square = momentum2 * square + (1 - momentum2) * (g * g);
-    value -= rate * (mean / (sqrt(square) + delta));
+    mean = running_mean(mean, g, momentum);
+    square = running_mean(square, g * g, momentum2);
+    value = fma(-rate, mean / (sqrt(square) + delta), value);
   });
 }
 
