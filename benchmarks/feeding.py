@@ -4,7 +4,8 @@
     python benchmarks/feeding.py --device cpu --nets lenet:8 --records 64 --steps 4    # a dry run
 
 The databases are made for the purpose in a temporary folder: random bytes, 28x28 for LeNet, 3x256x256 for the others,
-which crop, mirror and subtract the mean as their files say.
+which crop, mirror and subtract the mean as their files say. Both solvers choose their number of streams. Each turn is
+a run of about a second, as what a run costs at its beginning and its end is no part of what feeding costs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from blobmem.proto.text import read_net  # noqa: E402
 ITEMS = {"lenet": (1, 28, 28)}
 IMAGE = (3, 256, 256)
 CLASSES = 10
+SETTLING = 30  # steps, after which a solver has chosen its streams and captured its iterations
+TURNS = 5
 
 
 def make_database(path: Path, shape: tuple[int, int, int], records: int) -> None:
@@ -67,20 +70,23 @@ def compare(net: str, args: argparse.Namespace) -> dict[str, Any]:
         begin = time.perf_counter()
         make_database(path, ITEMS.get(model, IMAGE), args.records)
         made = time.perf_counter() - begin
-        constant = inputs.solver_of(inputs.with_inputs(model, batch), device=device)
+        constant = inputs.solver_of(inputs.with_inputs(model, batch), device=device, backward_streams="auto")
         inputs.fill(constant.net, CLASSES)
-        fed = inputs.solver_of(from_database(model, batch, path), device=device)
+        fed = inputs.solver_of(from_database(model, batch, path), device=device, backward_streams="auto")
         contestants = [Contestant(solver.step, waiting(device), several=solver.step) for solver in (constant, fed)]
-        ms = max(contestant.warm_up(deadline) for contestant in contestants)
-        steps = steps_for(ms, args.steps, args.seconds)
+        for contestant in contestants:
+            contestant.warm_up(deadline)
+            contestant.take(SETTLING)
+        steps = steps_for(max(contestant.take(10) for contestant in contestants), args.steps, args.seconds)
         waited = waiting_time(fed.net)
-        race([(contestant, steps) for contestant in contestants], max(1, steps // 10), deadline)
+        race([(contestant, steps) for contestant in contestants], max(1, steps // TURNS), deadline)
         waited = waiting_time(fed.net) - waited
         on_constant, on_records = (contestant.result() for contestant in contestants)
+        streams = [solver.net.streams for solver in (constant, fed)]
         del fed, contestants
     return {"net": model, "batch": batch, "math": args.math, "steps": steps, "records": args.records,
-            "constant": on_constant, "fed": on_records, "ratio": on_records["ms"] / on_constant["ms"],
-            "waited_ms": waited * 1e3 / steps, "database_s": made}  # fmt: skip
+            "streams": streams, "constant": on_constant, "fed": on_records, "waited_ms": waited * 1e3 / steps,
+            "ratio": on_records["ms"] / on_constant["ms"], "database_s": made}  # fmt: skip
 
 
 def main() -> None:
@@ -90,6 +96,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2000, help="in each database (default: %(default)s)")
     clock.add_options(parser)
     machine.add_options(parser)
+    parser.set_defaults(steps=1 << 20)
     args = parser.parse_args()
     rows = []
     for net in args.nets.split(","):

@@ -30,7 +30,9 @@ from blobmem.solvers.update import Updater
 
 log = logging.getLogger("blobmem")
 
-_AHEAD = 3  # iterations whose losses nobody waits for yet: as long as that a host may be held up
+_AHEAD = 16
+"""Iterations whose losses nobody waits for yet: as long as that the host may be held up, by a thread that makes batches on
+the same core, too, which takes a millisecond for a unit of them."""
 
 
 class Solver:
