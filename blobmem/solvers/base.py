@@ -31,8 +31,8 @@ from blobmem.solvers.update import Updater
 log = logging.getLogger("blobmem")
 
 _AHEAD = 16
-"""Iterations whose losses nobody waits for yet: as long as that the host may be held up, by a thread that makes batches on
-the same core, too, which takes a millisecond for a unit of them."""
+"""Iterations whose losses nobody waits for yet. So long may the host be held up, by a thread that makes batches on its
+core, for one, which takes a millisecond for a unit of small ones."""
 
 
 class Solver:
@@ -247,7 +247,10 @@ class Solver:
                     self._iterate()
         finally:
             with self.net.group.lock:
-                self._catch_up()
+                try:
+                    self._catch_up()
+                finally:  # should that be interrupted
+                    self._catch_up()
 
     def _iterate(self) -> None:
         test = self._due(self.param.test_interval) and (self._iter > 0 or self.param.test_initialization)
