@@ -102,7 +102,7 @@ class Problem:
 
 def problem_of(net: Any) -> Problem:
     """The problem of a net that has not run, whose solver's updates are placed."""
-    made = net._made(0.0, 1)
+    made = net._made((), 1)
     made.drawn = draft(net, made.schedules, made.kept)
     times, problem = Times(net.device), Problem()
     ahead, behind = made.drawn.units

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,17 +21,21 @@ from blobmem.net.fold import Folded, Follower, fold
 from blobmem.net.fusion import share_kept
 from blobmem.net.layouts import is_faster
 from blobmem.net.plan import (
+    Again,
+    Anew,
     Arena,
     Parts,
     Plan,
     Remade,
+    Uses,
     beside,
     in_parts,
     read_tops,
-    recompute,
+    run_again,
     shut_in_pools,
     unseen,
     update_early,
+    usual,
     with_rooms,
 )
 from blobmem.net.plan.fitting import Made, fitting
@@ -46,7 +50,7 @@ from blobmem.ops.registry import table
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
 
 _OF_SHAPES = (
-    "_schedules", "_plan", "_parts", "_sliced", "_folded", "_follower", "_first_update", "streams", "open_streams",
+    "_schedules", "_plan", "_parts", "_sliced", "_anew", "_folded", "_follower", "_first_update", "streams", "open_streams",
     "untimed",
 )  # fmt: skip
 
@@ -120,6 +124,7 @@ class Compilation:
         self._arena: Arena | None = None
         self._plan: Plan | None = None
         self._fetched: list[Blob] = []  # arrays in which evicted ones come back
+        self._anew: list[Blob] = []  # those made anew for want of room
         self._loss_scale: Blob | None = None
         self.streams, self.open_streams, self.untimed = 1, None, False
         self._timed: list[tuple[int, ...]] = []  # the shapes for which calls were timed last
@@ -195,7 +200,7 @@ class Compilation:
         made = usual = self._made()
         if self._arena is not None:
             made = fitting(this, made)
-            self._fetched = made.fetched
+            self._fetched, self._anew = made.fetched, made.anew
         self.untimed = made is not usual and self._shapes != self._timed and self._lacks_times(made)
         schedules = made.schedules
         self._spans = {}
@@ -203,22 +208,29 @@ class Compilation:
             self._plan = Plan(
                 this, schedules, made.kept, self._arena.memory(self.device), made.remade, made.drawn, made.homes
             )
+            self._plan.miss(made.absent)
             self._miss_absent()
         self._note_updates(schedules[1])
         self._schedules = schedules  # last: if anything is raised before, the next pass begins here anew
         self._note_plan()
         return schedules
 
-    def _made(self, times: float = 1, streams: int = 0) -> Made:
+    def _made(
+        self,
+        wanted: Collection[SyncedMemory] | None = None,
+        streams: int = 0,
+        held: Collection[SyncedMemory] = (),
+    ) -> Made:
         """The schedules, before anything is evicted.
 
-        `times` is how many times the usual share may be spent to make arrays anew; `streams`, of backward, if not 0.
+        `wanted` are the arrays that are made anew, the usual ones if None, `held` some that are kept for that;
+        `streams`, of backward, if not 0.
         """
         forward, backward = self._calls()
         self.streams, self.open_streams = self._find_streams(backward)
-        remade: list[Remade] = []
+        remade, absent, again = list[Remade](), set[SyncedMemory](), None
         if self._arena is not None:
-            backward, remade = self._recompute(forward, backward, times)
+            (forward, backward, remade, absent), again = self._recompute(forward, backward, wanted, held)
             self._share_buffers(self._arena, first_uses([*forward, *backward]))
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
@@ -240,7 +252,7 @@ class Compilation:
         if streams > 1:
             beside(backward)
         schedules = self._had_before(forward, backward) or self._scheduled(forward, backward, passing, streams)
-        return Made(forward, backward, remade, kept, passing, schedules)
+        return Made(forward, backward, remade, kept, passing, schedules, again, absent, anew=self._anew)
 
     def _scheduled(
         self, forward: list[Call], backward: list[Call], passing: set[SyncedMemory], streams: int = 1
@@ -284,6 +296,7 @@ class Compilation:
         schedules = self.compiled()
         drawn = draft(this, schedules, self.read_after() if self._plan is None else self._plan.kept)
         if self._plan is not None:
+            drawn = drawn.lasting(self._plan.until) if self._plan.until else drawn
             drawn.layout = self._plan.layout
         return reckon(drawn, Times(self.device))
 
@@ -419,25 +432,42 @@ class Compilation:
 
     @property
     def pieces(self) -> list[Blob]:
-        """Arrays of parts or slices of the batch, in place of blobs that are never whole, and those that were brought
-        back."""
+        """Arrays of parts or slices of the batch, in place of blobs that are never whole, and those that are brought
+        back or made anew for want of room."""
         divided = (each.pieces for each in (self._parts, self._sliced) if each is not None)
-        return [*self._fetched, *chain.from_iterable(divided)]
+        return [*self._anew, *self._fetched, *chain.from_iterable(divided)]
 
     def _recompute(
-        self, forward: list[Call], backward: list[Call], times: float = 1
-    ) -> tuple[list[Call], list[Remade]]:
-        """The calls of backward for which less need be kept (`plan`), and the arrays that they fill from what is."""
-
-        def array_like(maker: Call, blob: Blob) -> Blob:
-            return self.nodes[maker.layer].layer.internal_blob("recomputed", blob.shape, blob.dtype)
-
+        self,
+        forward: list[Call],
+        backward: list[Call],
+        wanted: Collection[SyncedMemory] | None = None,
+        held: Collection[SyncedMemory] = (),
+    ) -> tuple[Anew, Again]:
+        """The calls by which less need be kept for backward (`plan`), those arrays made anew that are `wanted`, or the
+        usual ones; and what may be."""
         free = self._free({*memories([*forward, *backward])})
         ops = table(self.device.family)
         backward, of_tops = read_tops(forward, backward, free, ops)
         backward, of_pools = shut_in_pools(forward, backward, free, ops)
-        backward, anew = recompute(forward, backward, free, ops, array_like, times)
-        return backward, [*of_tops, *of_pools, *anew]
+        uses = Uses(forward, backward, ops)
+        again = Again(uses, free, ops)
+        if wanted is None:
+            anew = run_again(again, usual(uses, free), self._recomputed)
+        else:
+            places = joints(backward, self.device, bool(self._images_last), self._passing([*forward, *backward]))
+            self._anew, again.held = [], held
+            anew = run_again(again, wanted, self._made_anew, places)
+        return anew._replace(remade=[*of_tops, *of_pools, *anew.remade]), again
+
+    def _recomputed(self, maker: Call, blob: Blob) -> Blob:
+        """The array that is made anew like a blob, from a call of forward on."""
+        return self.nodes[maker.layer].layer.internal_blob("recomputed", blob.shape, blob.dtype)
+
+    def _made_anew(self, maker: Call, blob: Blob) -> Blob:
+        """The same, where a layer may have several."""
+        self._anew.append(Blob(blob.shape, dtype=blob.dtype, device=self.device, name=blob.name))
+        return self._anew[-1]
 
     def _passing(self, calls: Sequence[Call]) -> set[SyncedMemory]:
         """The memories that nobody may read but these calls, a whole pass, which fill them first."""
@@ -488,7 +518,7 @@ class Compilation:
             self._plan.end(this)
             self._plan = None
         self._parts = self._folded = self._sliced = None
-        self._fetched = []
+        self._fetched, self._anew = [], []
 
     def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:
         """Let a solver's backward passes, `backward_and_update`, carry out its updates of parameters, each as soon as

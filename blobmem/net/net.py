@@ -494,7 +494,7 @@ class Net(Access, Placement, Compilation):
         assert self._updates is not None
         with self.group.lock, self._going_backward(0, len(self.nodes) - 1) as span:
             assert self._plan is not None and self._arena is not None
-            self._plan.begin(span, self._arena)
+            self._plan.begin(span, self._arena, self.state.iteration)
             loss = self._run_updating(span.schedule, before)
             self._plan.leave(span)
         return loss
@@ -621,7 +621,7 @@ class Net(Access, Placement, Compilation):
         if self._plan is None or self._arena is None:
             span.schedule.run(span.start, span.stop)
         else:
-            self._plan.begin(span, self._arena)
+            self._plan.begin(span, self._arena, self.state.iteration)
             span.schedule.run(span.start, span.stop)
             self._plan.leave(span)
 

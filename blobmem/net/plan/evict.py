@@ -25,8 +25,9 @@ from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Block, Parked
 from blobmem.memory.reordered import Form
 from blobmem.memory.views import ALIGNMENT
+from blobmem.net.plan.liveness import Use
 from blobmem.net.plan.places import Draft
-from blobmem.net.plan.times import LINK, MEMORY
+from blobmem.net.plan.times import COPIES, LINK, MEMORY, Times
 from blobmem.net.plan.uses import Remade, Uses
 from blobmem.ops.call import Call, Operand, call, overwrite, read
 
@@ -151,13 +152,15 @@ def lowest(found: Iterable[Candidate], load: np.ndarray) -> int:
     return int(load.max(initial=0))
 
 
-def choose(found: Iterable[Candidate], load: np.ndarray, room: int) -> list[Candidate] | None:
+def choose(
+    found: Iterable[Candidate], load: np.ndarray, room: int, first: Container[SyncedMemory] = ()
+) -> list[Candidate] | None:
     """Which to give away so that no step has more than `room` bytes in use; None if that cannot be.
 
-    What is away longest comes first: it helps most steps, and its copies have most time.
+    These are taken `first`; then what is away longest: it helps most steps, and its copies have most time.
     """
     over, taken = load - room, list[Candidate]()
-    for each in sorted(found, key=lambda each: (each.left - each.back, -each.size)):
+    for each in sorted(found, key=lambda each: (each.memory not in first, each.left - each.back, -each.size)):
         if over.max(initial=0) <= 0:
             break
         away = over[each.left + 1 : each.back]
@@ -193,6 +196,26 @@ def ahead(chosen: Iterable[Candidate], load: np.ndarray, drawn: Draft, room: int
             load[step] += each.size
         result[each] = step
     return result
+
+
+def lingering(drawn: Draft, times: Times, room: int) -> Draft:
+    """The same, with arrays that leave in their places until that is reckoned to be done, where there is room for them
+    that long: whatever has their bytes next need not wait."""
+    load, steps, turn = loads(drawn), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
+    ms = [0.0 if step.calls[-1].op in COPIES else times.ms(step.calls[-1]) for step in steps]
+    begins, done, until = np.cumsum([0.0, *ms]), 0.0, [*range(len(steps))]
+    last = {life.key: life.last for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
+    for at, step in enumerate(steps[:turn]):
+        if step.calls[-1].op != "evict":
+            continue
+        operand = step.calls[-1].operand(0)
+        size = -(-operand.view.nbytes // ALIGNMENT) * ALIGNMENT
+        done = max(done, float(begins[at])) + times.copy_ms(operand.view.nbytes)
+        until[at] = last[Use.place(operand)]
+        while until[at] + 1 < turn and begins[until[at] + 1] < done and load[until[at] + 1] + size <= room:
+            until[at] += 1
+            load[until[at]] += size
+    return drawn.lasting(until)
 
 
 def travelling(chosen: Sequence[Candidate]) -> int:

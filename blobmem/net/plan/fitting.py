@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +19,16 @@ from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
-from blobmem.net.plan.evict import LINK, MEMORY, Candidate, ahead, candidates, choose, evict, loads, lowest, travelling
+from blobmem.net.plan.again import Again
+from blobmem.net.plan.choice import Choice, Pass
+from blobmem.net.plan.evict import Candidate, ahead, candidates, choose, evict, lingering, loads, lowest, travelling
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft, draft, drafted
+from blobmem.net.plan.recompute import usual as usual_set
 from blobmem.net.plan.rooms import with_room
 from blobmem.net.plan.slices import Sliced, Slicer, in_the_way
-from blobmem.net.plan.uses import Remade
+from blobmem.net.plan.times import Times, reckon
+from blobmem.net.plan.uses import Remade, Uses
 from blobmem.net.schedule import Need, Schedule, Unit, joints
 from blobmem.ops.call import Call, memories
 from blobmem.ops.registry import table
@@ -34,8 +38,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("blobmem")
 
+PRICES = (0.1, 0.3, 1.0, 9.0)
+"""What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
+
+MANY = 1000
+"""Of a net of so many arrays no plans are compared: each takes seconds."""
+
 SHARES = (1.0, 0.0, math.inf)
-"""How many times the usual share of a pass may be spent to make arrays anew, and the rest is evicted."""
+"""How many times the usual share of a pass may be spent to make arrays anew, and the rest is evicted, if none fits."""
 
 TRIES = 8
 """How often a plan that came out too large, for the gaps in it, is made again with more evicted."""
@@ -55,11 +65,14 @@ class Made:
         kept: memories that somebody reads after the pass.
         passing: memories that nobody reads but these calls.
         schedules: of forward and backward.
+        again: what could be made anew.
+        absent: memories that forward does not write, as they are.
         drawn: their lifetimes, where the net's arrays take turns.
         homes: of memories that are evicted, where their bytes go.
         fetched: arrays in which they come back.
         evicted: bytes that leave the device in a pass, or come back.
         sliced: how a run of layers takes the batch in slices, if one does.
+        anew: arrays that are made anew for want of room.
     """
 
     forward: list[Call]
@@ -68,11 +81,14 @@ class Made:
     kept: list[SyncedMemory]
     passing: set[SyncedMemory]
     schedules: tuple[Schedule, Schedule]
+    again: Again | None = None
+    absent: Collection[SyncedMemory] = ()
     drawn: Draft | None = None
     homes: Mapping[SyncedMemory, Parked] = dataclasses.field(default_factory=dict)
     fetched: list[Blob] = dataclasses.field(default_factory=list)
     evicted: int = 0
     sliced: Sliced | None = None
+    anew: list[Blob] = dataclasses.field(default_factory=list)
 
     @property
     def places(self) -> Draft:
@@ -95,56 +111,78 @@ def fitting(net: Net, made: Made) -> Made:
     room, usual = most - beside, made
     if made.places.layout.nbytes <= room:
         return made
-    ways = sorted((_way(net, usual, times, room) for times in SHARES), key=lambda way: way.seconds)
-    smallest = usual
-    for way in chain(ways, _in_slices(net, ways, room)):
+    smallest, best, times, plain = usual, None, Times(net.device), list[_Way]()
+    for way in chain(_ways(net, usual, room, times), _in_slices(net, plain, room)):
+        if best is not None and way.away is None:
+            break  # these are for want of others
+        plain += [way] if way.away is None else []
         for fitted in _evicted(net, way, room):
             if fitted.places.layout.nbytes <= room:
-                log.info(
-                    "%s has room for %s of the %s that it would take: %s leave the device or come back in a pass",
-                    net.identity, readable_bytes(room), readable_bytes(usual.places.layout.nbytes),
-                    readable_bytes(fitted.evicted),
-                )  # fmt: skip
-                if fitted.sliced is not None:
-                    first, last = (net.layer_names[at] for at in fitted.sliced.layers)
-                    log.info(
-                        "%s takes layers '%s' to '%s' in %d slices of the batch, for want of memory: its numbers are "
-                        "those of the whole batch to rounding", net.identity, first, last, fitted.sliced.number,
-                    )  # fmt: skip
-                net.streams, net.open_streams = 1, None  # which is not to be tried on two
-                return fitted
+                ms = reckon(fitted.places, times).ms
+                best = min(best or (ms, fitted), (ms, fitted), key=itemgetter(0))
+                break
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
-    raise _too_little(net, smallest, usual, most, beside)
+    if best is None:
+        raise _too_little(net, smallest, usual, most, beside)
+    ms, fitted = best
+    log.info(
+        "%s has room for %s of the %s that it would take: %d arrays are made anew, %s leave the device or come back in "
+        "a pass, which is reckoned to take %.1f ms",
+        net.identity, readable_bytes(room), readable_bytes(usual.places.layout.nbytes), len(fitted.anew),
+        readable_bytes(fitted.evicted), ms,
+    )  # fmt: skip
+    if fitted.sliced is not None:
+        first, last = (net.layer_names[at] for at in fitted.sliced.layers)
+        log.info(
+            "%s takes layers '%s' to '%s' in %d slices of the batch, for want of memory: its numbers are "
+            "those of the whole batch to rounding", net.identity, first, last, fitted.sliced.number,
+        )  # fmt: skip
+    net._fetched, net._sliced, net._anew = fitted.fetched, fitted.sliced, fitted.anew
+    net.streams, net.open_streams = 1, None  # which is not to be tried on two
+    return fitted
 
 
-@dataclasses.dataclass(slots=True)
-class _Way:
+class _Way(NamedTuple):
     """So much made anew, and the rest evicted.
 
     Attributes:
         made: the calls, before anything is evicted.
         found: what may be.
         load: bytes in use in each step.
-        seconds: reckoned for what is done beside the usual calls; more than any other if it does not do.
+        away: what is evicted first; None if that is open.
     """
 
     made: Made
     found: list[Candidate]
     load: np.ndarray
-    seconds: float
+    away: set[SyncedMemory] | None = None
 
 
-def _way(net: Net, usual: Made, times: float, room: int) -> _Way:
-    """The way that makes so many times the usual share anew; `usual` are the usual calls."""
-    made = usual
-    if times != 1 or net.streams > 1:  # the copies have streams enough
-        made = net._made(times, streams=1)
-        made.drawn = draft(net, made.schedules, made.kept)
-    found, load = _candidates(net, made.forward, made.backward, made.places)
-    chosen = choose(found, load, room)
-    if chosen is None:
-        return _Way(made, found, load, math.inf)
-    return _Way(made, found, load, (_traffic(made) - _traffic(usual)) / MEMORY + travelling(chosen) / LINK)
+def _ways(net: Net, usual: Made, room: int, times: Times) -> Iterator[_Way]:
+    """The ways that are compared, and behind them those that may take less room."""
+    plain = _way(net, ())
+    ops, passes = table(net.device.family), (plain.made.forward, plain.made.backward)
+    free, uses = net._free({*memories(chain(*passes))}), Uses(*passes, ops)
+    if plain.made.again is not None:  # updates of parameters wait for all that reads these
+        uses.changed = plain.made.again.uses.changed
+    again = Again(uses, free, ops)
+    whole = Pass(again, plain.made.places, plain.found, times)
+    seen: list[Choice] = []
+    for price in PRICES if len(whole.arrays) < MANY else PRICES[-1:]:
+        choice = whole.choose(room, price)
+        if choice not in seen:
+            seen.append(choice)
+            yield _way(net, choice.anew, choice.held)._replace(away=choice.away)
+    for share in SHARES:
+        yield _way(net, usual_set(again.uses, free, share))
+
+
+def _way(net: Net, anew: Collection[SyncedMemory], held: Collection[SyncedMemory] = ()) -> _Way:
+    """The calls with these arrays made anew, and those held for that."""
+    net._fetched, net._sliced = [], None
+    made = net._made(anew, 1, held)  # the copies have streams enough
+    made.drawn = draft(net, made.schedules, made.kept)
+    return _Way(made, *_candidates(net, made.forward, made.backward, made.places))
 
 
 def _candidates(
@@ -163,7 +201,7 @@ def _in_slices(net: Net, ways: Iterable[_Way], room: int) -> Iterator[_Way]:
     if "slices" not in net.passes or net._dynamic:
         return
     made = min(ways, key=lambda way: lowest(way.found, way.load)).made
-    net._fetched, net._sliced = [], None
+    net._fetched, net._sliced, net._anew = [], None, made.anew
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
     slicer = Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
     tried: list[tuple[int, Sliced]] = []
@@ -194,7 +232,7 @@ def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
         made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, schedules=schedules,
         drawn=draft(net, schedules, made.kept), sliced=sliced,
     )  # fmt: skip
-    return _Way(made, *_candidates(net, made.forward, made.backward, made.places), 0)
+    return _Way(made, *_candidates(net, made.forward, made.backward, made.places))
 
 
 def _fullest(net: Net, made: Made, sliced: Sliced | None = None) -> tuple[int, int]:
@@ -248,11 +286,6 @@ def _most(needs: Iterable[Need], arena: Container[Any]) -> dict[SyncedMemory, in
     return taken
 
 
-def _traffic(made: Made) -> int:
-    """Bytes that the calls read and write."""
-    return sum(operand.view.nbytes for each in (*made.forward, *made.backward) for operand in each.present())
-
-
 def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
     """The calls with as little evicted as makes them fit into the room by their loads; then with more and more, for the
     gaps in a plan, and at last with all. Each time with what comes back early, and without. If none can fit, the least.
@@ -260,7 +293,7 @@ def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
     floor = lowest(way.found, way.load)
     target = max(room, floor)
     for _ in range(TRIES):
-        chosen = choose(way.found, way.load, target)
+        chosen = choose(way.found, way.load, target, way.away or ())
         assert chosen is not None
         if floor <= room:
             yield _without(net, way, chosen, int(EARLY * room))
@@ -283,11 +316,14 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], room: int = 0) ->
         joints(made.backward, device, last, made.passing),
     )
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
-    net._fetched, net._sliced = found.fetched, made.sliced
+    net._fetched, net._sliced, net._anew = found.fetched, made.sliced, made.anew
     schedules = net._scheduled(found.forward, found.backward, made.passing)
+    drawn = draft(net, schedules, made.kept)
+    if room:
+        drawn = lingering(drawn, Times(device), room)
     return Made(
-        found.forward, found.backward, found.remade, made.kept, made.passing, schedules,
-        draft(net, schedules, made.kept), found.homes, found.fetched, travelling(chosen), made.sliced,
+        found.forward, found.backward, found.remade, made.kept, made.passing, schedules, made.again, made.absent,
+        drawn, found.homes, found.fetched, travelling(chosen), made.sliced, made.anew,
     )  # fmt: skip
 
 

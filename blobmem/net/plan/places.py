@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,17 +107,27 @@ class Draft:
         used: the memories that these use.
         lying: what of the net lies in each.
         lives: from when to when each is in use.
+        pinned: memories that stay where they are.
+        until: as for `lifetimes`.
     """
 
     units: list[list[Unit]]
     used: dict[SyncedMemory, None]
     lying: dict[SyncedMemory, Halves]
     lives: Lifetimes
+    pinned: Collection[SyncedMemory] = ()
+    until: Sequence[int] = ()
 
     @functools.cached_property
     def layout(self) -> Layout:
         """Where each of `lives.arena` lies, found once somebody asks."""
         return layout(self.lives.arena)
+
+    def lasting(self, until: Sequence[int]) -> Draft:
+        """The same, where what each step uses counts as used up to another one."""
+        steps = [*chain.from_iterable(self.units)]
+        lives = lifetimes([step.calls for step in steps], [step.scratch for step in steps], self.pinned, until)
+        return dataclasses.replace(self, lives=lives, until=until)
 
     def places(self) -> Places:
         """Where each lies by its key, those that take over each other's bytes one by one."""
@@ -145,7 +155,7 @@ def drafted(net: Net, units: list[list[Unit]], keep: Iterable[SyncedMemory]) -> 
     lives = lifetimes(calls, scratch, pinned)
     if any(step.lane for step in steps):
         lives = lifetimes(calls, scratch, pinned, kept_until(steps, lives))
-    return Draft(units, used, lying, lives)
+    return Draft(units, used, lying, lives, pinned)
 
 
 class Plan:
@@ -165,6 +175,7 @@ class Plan:
 
     Attributes:
         arena, nbytes: the bytes, and how many of them it takes.
+        until: up to which step what each step uses counts as used, if that is not its own.
         layout: where in them what takes turns lies, in the order of its `draft`.
         kept: memories that somebody reads after the pass.
         tenants: what takes turns there.
@@ -186,13 +197,14 @@ class Plan:
         self.arena, self._side = arena, schedules[0].side
         drawn = drawn or draft(net, schedules, keep)
         units, lives, lying = drawn.units, drawn.lives, drawn.lying
-        places, self.layout, self.kept = drawn.places(), drawn.layout, [*keep]
+        places, self.until, self.layout, self.kept = drawn.places(), drawn.until, drawn.layout, [*keep]
         self.nbytes = self.layout.nbytes
         self._homes = dict(homes or {})  # by the slots, once these are there
         self._tight = bool(homes)
         self.tenants: list[_Tenant] = []
         self.memories: set[SyncedMemory] = set()
         self._binds: list[tuple[SyncedMemory, Sequence[Bind]]] = []  # puts into each of these what of the net is there
+        self._number = 0  # of the last pass
         self._ran: dict[SyncedMemory, int] = {}  # of what makes an array anew, how many have run, in their order
         self._times: list[tuple[int, list[tuple[int, int]]]] = []  # of each schedule: its first step, its units
         try:
@@ -290,7 +302,7 @@ class Plan:
                 span.overrun.append(tenant.memory)
         if not backward:
             span.overrun += self._remade  # which were of the pass before
-            for memory, (_, makers, start) in self._remade.items():
+            for memory, (_, makers, start, _) in self._remade.items():
                 first, stop = (bisect_left(makers, position) for position in (span.start, span.stop))
                 span.made += [(memory, 0 if first <= start else first, stop)] if first < stop else []
         anew = {memory for memory, each in self._remade.items() if not each.array.diff}
@@ -309,17 +321,19 @@ class Plan:
 
     def check(self, span: Span, identity: Any) -> None:
         """Raise SharedBlobError if a span of backward would make anew what was made in another way last."""
-        for memory, (_, makers, _) in self._remade.items():
+        for memory, (_, makers, *_) in self._remade.items():
             if memory in span.written and self._ran.get(memory, 0) < len(makers):
                 raise SharedBlobError(
                     f"{identity} would make '{memory.name}' anew, but parts of what makes it have run by themselves: "
                     f"run it forward from its first layer again, or build the net with keep=['{memory.name}']"
                 )
 
-    def begin(self, span: Span, arena: Arena) -> None:
-        """The span, which has been secured, is about to run."""
+    def begin(self, span: Span, arena: Arena, number: int = 0) -> None:
+        """The span, which has been secured, is about to run, in the pass of that number."""
+        another, self._number = number != self._number, number
         for memory, first, stop in span.made:
-            self._ran[memory] = stop if first in (0, self._ran.get(memory, 0)) else 0
+            goes_on = first == self._ran.get(memory, 0) and not (another and self._remade[memory].at_once)
+            self._ran[memory] = stop if first == 0 or goes_on else 0
         for memory, home in self._homes.items():
             if memory in span.written:
                 memory.away = home.holds = False
@@ -329,6 +343,12 @@ class Plan:
             for intent in (Intent.OVERWRITE, Intent.READ):
                 self.arena.access(self._side, 0, self.nbytes, intent, stream)
         self.spend(span.overrun)
+
+    def miss(self, memories: Iterable[SyncedMemory]) -> None:
+        """Those of the memories have no bytes, as they are made in arrays of backward alone."""
+        for memory in memories:
+            memory.shared = True
+            memory.set_writer(self.spent)
 
     def spend(self, memories: Iterable[SyncedMemory]) -> None:
         """Those of the memories that take turns have no bytes any more."""

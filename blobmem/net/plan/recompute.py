@@ -1,5 +1,4 @@
-"""A pass over the calls of backward: what cheap calls made of arrays that are there anyway is made anew for it, instead
-of being kept.
+"""What is made anew for backward whatever room there is: what cheap calls made of arrays that are there anyway.
 
 Such are the tops of normalisations, of which the normalised array is kept for the gradient, with a Scale, a ReLU or
 both behind them; sums of these and of other sums; and what follows from an array that backward reads later in any case.
@@ -11,14 +10,11 @@ pass costs.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container
 
 from blobmem.memory import SyncedMemory
-from blobmem.memory.blob import Blob
-from blobmem.net.plan.uses import Remade, Uses, lie_alike
-from blobmem.ops.call import Call, Operand, overwrite
+from blobmem.net.plan.uses import Uses, lie_alike
+from blobmem.ops.call import Call, Operand
 
 _CHEAP = {"scale_forward": 1, "relu_forward": 1, "eltwise_sum": -1, "concat_forward": -1}
 """Ops that may run again, and up to which of their operands they make the last one of: further ones are factors."""
@@ -34,36 +30,22 @@ class _Recipe:
     """How an array came about.
 
     Attributes:
-        maker: the call of forward that begins it.
-        kept: what the array was before the steps, where that is kept too: what a BatchNorm, the maker, normalised.
-        steps: the calls after that, or from the maker on; the last one makes `top`.
-        writers: positions in forward of what writes the array and what it is made of.
-        start: that of the first of them that matters.
+        kept: what the array was before the steps, where that is kept too: what a BatchNorm normalised.
+        steps: the calls after that, or from what begins it on; the last one makes `top`.
+        start: position in forward of what begins it.
         readers: positions in backward of the calls that read it.
         sources: of what it is made, what is made anew too.
-        at: before which call of backward it is made.
-        array: in which array. None: nobody needs it.
     """
 
-    maker: Call
     kept: Operand | None
     steps: list[Call]
-    writers: set[int]
     start: int
     readers: list[int]
     sources: dict[SyncedMemory, _Recipe]
-    at: float = math.inf
-    array: Blob | None = None
 
     @property
     def top(self) -> Operand:
         return self.steps[-1].operand(-1)
-
-    def only_begins_with(self, source: SyncedMemory) -> bool:
-        """Whether of the steps only the first reads it, once, and may do so in place."""
-        inputs = [operand.view.memory for step in self.steps for operand in _inputs(step)]
-        first = inputs[: len(_inputs(self.steps[0]))]
-        return self.steps[0].op != "concat_forward" and source in first and inputs.count(source) == 1
 
     def sources_read(self) -> dict[SyncedMemory, int]:
         """The memories that are read to make it, with how many bytes of them: not those that are only made for it."""
@@ -77,55 +59,21 @@ class _Recipe:
                 read[memory] = view.nbytes
         return read
 
-    def again(self, reader: Call) -> Iterator[Call]:
-        """The calls that make it in its array, for a call that reads it."""
-        assert self.array is not None
-        arrays = {memory: source.array for memory, source in self.sources.items()}
-        arrays[self.top.view.memory] = None if self.kept is None else self.kept.blob
-        for step in self.steps:
-            inputs = [_placed(operand, arrays.get(operand.view.memory)) for operand in _inputs(step)]
-            out = overwrite(self.array, step.operand(-1).op_shape)
-            operands = (*inputs, *step.operands[len(inputs) : -1], out)
-            layer, name = reader.layer, reader.layer_name
-            yield dataclasses.replace(step, operands=operands, layer=layer, layer_name=name)
-            arrays[self.top.view.memory] = self.array
 
-
-def recompute(
-    forward: Sequence[Call],
-    backward: Sequence[Call],
-    free: Container[SyncedMemory],
-    ops: Container[str],
-    array_like: Callable[[Call, Blob], Blob],
-    times: float = 1,
-) -> tuple[list[Call], list[Remade]]:
-    """The calls of backward, with those put in that make arrays of forward anew, and the arrays that these fill.
+def usual(uses: Uses, free: Container[SyncedMemory], times: float = 1) -> set[SyncedMemory]:
+    """What is made anew whatever room there is: not more than a share of what the pass costs.
 
     Args:
-        forward, backward: the calls of a whole pass.
+        uses: of the calls of a whole pass.
         free: memories that nobody reads but these calls.
-        ops: those of the device.
-        array_like: the array for a blob that is made from this call of forward on.
         times: how many times the usual share may be spent.
     """
-    uses = Uses(forward, backward, ops)
     recipes = _recipes(uses, free)
-    traffic = sum(operand.view.nbytes for each in (*forward, *backward) for operand in each.present())
+    traffic = sum(operand.view.nbytes for each in (*uses.forward, *uses.backward) for operand in each.present())
     wanted = _worth_most(recipes, times * SHARE * traffic)
     if len(wanted) < len(recipes):
         recipes = _recipes(uses, free, wanted)
-    _arrange(recipes, array_like)
-    result: list[list[Call]] = [[each] for each in backward]
-    remade: dict[SyncedMemory, Remade] = {}
-    for memory, recipe in recipes.items():  # sources come before what is made of them
-        if recipe.array is None:
-            continue
-        for reader in recipe.readers:
-            result[reader][-1] = _redirected(result[reader][-1], memory, recipe.array)
-        at, makers, array = int(recipe.at), sorted(recipe.writers), overwrite(recipe.array)
-        result[at][-1:-1] = recipe.again(backward[at])
-        remade[array.view.memory] = Remade(array, makers, makers.index(recipe.start))  # of one array, what is made last
-    return [each for calls in result for each in calls], [*remade.values()]
+    return {memory for memory, recipe in recipes.items() if recipe.readers}
 
 
 def _worth_most(recipes: dict[SyncedMemory, _Recipe], limit: float) -> set[SyncedMemory]:
@@ -171,7 +119,7 @@ def _recipe(memory: SyncedMemory, writers: list[int], uses: Uses) -> _Recipe | N
     if not steps or (maker.op == "batch_norm_forward" and kept is None):
         return None
     readers = uses.read.get(memory, [])
-    recipe = _Recipe(maker, kept, steps, {*writers}, writers[begin], readers, {})
+    recipe = _Recipe(kept, steps, writers[begin], readers, {})
     lying = [operand for call in (maker, *steps) for operand in call.present() if operand.view.memory is memory]
     for at in readers:
         # a layer below the last step's has seen other numbers, which is warned of
@@ -213,32 +161,11 @@ def _is_there(recipe: _Recipe, uses: Uses, free: Container[SyncedMemory], recipe
             if other is None:
                 if not remains(source):
                     return False
-                recipe.writers.update(uses.written[source])
                 continue
             if not lie_alike(operand, other.top) or operand.blob.shape != other.top.blob.shape:
                 return False
             recipe.sources[source] = other
-            recipe.writers.update(uses.written[source] if other.readers else other.writers)
-            if not other.readers:
-                recipe.start = min(recipe.start, other.start)
     return True
-
-
-def _arrange(recipes: dict[SyncedMemory, _Recipe], array_like: Callable[[Call, Blob], Blob]) -> None:
-    """Say when each is made, if it is, and in which array: its own, or that of the only one that is made of it."""
-    users = Counter(source for recipe in recipes.values() for source in recipe.sources)
-    for recipe in reversed(recipes.values()):
-        recipe.at = min([recipe.at, *recipe.readers[:1]])
-        if recipe.at == math.inf:
-            continue
-        if recipe.array is None:
-            recipe.array = array_like(recipe.maker, recipe.top.blob)
-            recipe.array.data_view.memory.name = recipe.top.blob.name  # which is what a user would keep
-        lent = False
-        for memory, source in recipe.sources.items():
-            source.at = min(source.at, recipe.at)
-            if not lent and not source.readers and users[memory] == 1 and recipe.only_begins_with(memory):
-                source.array, lent = recipe.array, True
 
 
 def _is_cheap(call: Call, memory: SyncedMemory, in_place: bool) -> bool:
@@ -251,17 +178,3 @@ def _is_cheap(call: Call, memory: SyncedMemory, in_place: bool) -> bool:
 def _inputs(call: Call) -> list[Operand]:
     """What the call, a cheap one, makes its last operand of."""
     return [call.operand(at) for at in range(len(call.operands))[: _CHEAP[str(call.op)]]]
-
-
-def _placed(operand: Operand, blob: Blob | None) -> Operand:
-    """The operand, of another blob if one is given."""
-    return operand if blob is None else dataclasses.replace(operand, blob=blob, shape=operand.op_shape)
-
-
-def _redirected(call: Call, memory: SyncedMemory, array: Blob) -> Call:
-    """The call, reading an array in place of what is in the memory."""
-    operands = (
-        _placed(operand, array) if operand is not None and operand.view.memory is memory else operand
-        for operand in call.operands
-    )
-    return dataclasses.replace(call, operands=tuple(operands))

@@ -17,11 +17,13 @@ class Remade(NamedTuple):
         array: what is filled.
         makers: the calls of forward, by their positions, that have to have run in this order for it to be right.
         start: which of them is the first that matters: a part of forward may begin with it, or before.
+        at_once: they have to have run in one pass, whose random numbers are told again.
     """
 
     array: Operand
     makers: list[int]
     start: int
+    at_once: bool = False
 
 
 class Uses:

@@ -14,20 +14,19 @@ from cuda_emulation import EmulatedCuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_streams import ORDERS, LateCuda, LateGraph, LateSimulated, launch_late
-from plan_nets import DATA, ask_at_random, assert_same, conv, iterate, layer, loss, made
+from plan_nets import DATA, POOL, SCALE, ask_at_random, assert_same, conv, iterate, layer, loss, made, nets_at_random
 
 from benchmarks.inputs import fill, solver_of
 from blobmem import SimulatedDevice, build_nets
 from blobmem.devices.queues import SimulatedStream
 from blobmem.errors import DeviceError, OutOfDeviceMemory
 from blobmem.net import lanes, schedule
-from blobmem.net.plan import arena, fitting
+from blobmem.net.plan import arena, fitting, times
 from blobmem.proto.text import read_net
 from blobmem.solvers import updater_for
 from blobmem.solvers.update import Updater
 
 ROOT = Path(__file__).parents[3]
-SCALE = "scale_param { bias_term: true }"
 
 
 def block(name, bottom):
@@ -39,7 +38,6 @@ def block(name, bottom):
     return text + conv(f"{name}b", f"{name}a") + layer("Eltwise", name, f"{bottom} {name}b", name)
 
 
-POOL = "pooling_param { kernel_size: 3 stride: 1 pad: 1 }"
 DEEP = (
     DATA + conv("c", "data") + block("x", "c") + layer("Pooling", "p", "x", "p", POOL) + block("y", "p")
     + layer("Dropout", "d", "y", "d") + layer("ReLU", "dr", "d", "d") + block("z", "d") + loss("z")
@@ -143,6 +141,7 @@ def trained(param, capacity):
 @pytest.mark.parametrize("name", SIDES)
 def test_the_models_give_the_same_bits_in_less_memory(monkeypatch, name):
     monkeypatch.setattr(arena, "WORK", 1_000_000)  # plans that are made sooner, and are a little larger
+    monkeypatch.setattr(fitting, "PRICES", fitting.PRICES[-1:])
     param = model(name, monkeypatch)
     unlimited, needed, fetched = trained(param, None)
     assert fetched == 0
@@ -192,39 +191,6 @@ def iterated(net):
         net.run_backward()
         trace += [entry.blob.cpu_diff().copy() for entry in net.learnable]
     return trace
-
-
-KINDS = {
-    "conv": ("Convolution", "convolution_param { num_output: 2 kernel_size: 1 weight_filler { type: 'xavier' } }"),
-    "norm": ("BatchNorm", ""), "scale": ("Scale", SCALE), "relu": ("ReLU", ""), "sum": ("Eltwise", ""),
-    "drop": ("Dropout", ""), "join": ("Concat", "concat_param { axis: 0 }"), "pool": ("Pooling", POOL),
-    "lrn": ("LRN", "lrn_param { local_size: 3 }"), "flat": ("Flatten", ""),
-}  # fmt: skip
-
-
-@st.composite
-def nets_at_random(draw):
-    """Branches of images of one size, summed, joined and parted again, pooled and normalised, in place or not."""
-    text, blobs, seen = DATA.replace('"gaussian"', '"gaussian" std: 2'), ["data"], {"data"}
-    places = [*KINDS, *(f"{kind} in place" for kind in ("norm", "scale", "relu", "drop"))]
-    for index in range(draw(st.integers(4, 14))):
-        kind, one, other = draw(st.sampled_from(places)), draw(st.sampled_from(blobs)), draw(st.sampled_from(blobs))
-        name, plain = f"l{index}", kind.removesuffix(" in place")
-        top = one if kind != plain and one not in seen else name
-        bottoms = [one, other] if kind in ("sum", "join") else [one]
-        if kind == "join":  # and back to the items that all have
-            text += layer("Concat", name, " ".join(bottoms), f"{name}j", KINDS[kind][1])
-            text += layer("Slice", f"{name}s", f"{name}j", name, "slice_param { axis: 0 }").replace(
-                f'top: "{name}"', f'top: "{name}" top: "{name}r"'
-            )
-        elif kind == "flat":  # another shape of the same bytes
-            text += layer("Flatten", f"{name}f", one, f"{name}f")
-            text += layer("Reshape", name, f"{name}f", name, "reshape_param { shape { dim: 0 dim: 2 dim: 6 dim: 5 } }")
-        else:
-            text += layer(KINDS[plain][0], name, " ".join(bottoms), top, KINDS[plain][1])
-        seen |= {*bottoms} - {top}
-        blobs += [top] * (top not in blobs)
-    return text + loss(blobs[-1])
 
 
 @given(nets_at_random(), st.sampled_from([0.0, 0.3, 0.7]), st.sampled_from(ORDERS), st.integers(1, 2))
@@ -346,7 +312,7 @@ def test_a_wait_that_is_missing_is_seen(monkeypatch, way):
 
 @needs_compiler
 @LATE
-def test_whoever_looks_between_graphs_finds_what_is_there(last):
+def test_whoever_looks_between_graphs_finds_what_is_there(last, nothing_anew):
     """What was evicted is read and written on either side, between passes that are queued as graphs."""
     rng = random.Random(0)
     kept = made(DEEP, late(None, last=last), "keep")
@@ -470,24 +436,32 @@ def test_each_array_travels_once_and_nothing_is_allocated():
     assert all(home.gpu_capacity == 0 and home.cpu_capacity == home.size for home in homes)
 
 
-@pytest.mark.parametrize("link, memory", [(1e15, 1.0), (1.0, 1e15)], ids=["a fast link", "a slow one"])
-def test_what_is_cheaper_is_done(monkeypatch, link, memory):
+def test_what_is_cheaper_is_done(monkeypatch):
     """To copy, or to make anew, what there is no room for."""
-    monkeypatch.setattr(fitting, "LINK", link)
-    monkeypatch.setattr(fitting, "MEMORY", memory)
     needed, _ = need(simulated, deep, iterate)
-    net = deep(SimulatedDevice((needed + least_of_deep()) // 2))
-    usual = deep(SimulatedDevice())
-    assert (len(remade_now(net)) < len(remade_now(usual))) == (link > memory)
-
-
-def remade_now(net):
-    """The calls by which backward makes arrays anew."""
-    forward = {"scale_forward", "relu_forward", "eltwise_sum"}
-    return [call for call in net.compiled()[1].calls if call.op in forward]
+    copied, anew = [], []
+    for link, memory in ((1e15, 1.0), (1.0, 1e15)):
+        monkeypatch.setattr(times, "LINK", link)
+        monkeypatch.setattr(times, "MEMORY", memory)
+        net = deep(SimulatedDevice((needed + least_of_deep()) // 2))
+        copied.append(sum(blob.data_view.nbytes for blob in net._fetched))
+        anew.append(len(net._anew))
+    assert copied[0] > copied[1] and anew[0] < anew[1]
 
 
 # -------------------------------------------------------------------- whoever looks
+
+
+@pytest.fixture
+def nothing_anew(monkeypatch):
+    """But what always is: a script's changes do not count in what is made anew, nor in what that is made of."""
+    monkeypatch.setattr(fitting, "PRICES", ())
+    limits = least_of_deep, least_of_late
+    for limit in limits:
+        limit.cache_clear()
+    yield
+    for limit in limits:
+        limit.cache_clear()
 
 
 def away(net):
@@ -496,7 +470,7 @@ def away(net):
 
 
 @SIMULATED_OR_LAST
-def test_what_was_evicted_is_read_and_written_as_ever(make):
+def test_what_was_evicted_is_read_and_written_as_ever(make, nothing_anew):
     nets = [made(DEEP, make(None), "keep"), deep(make(least_of_deep(make)))]
     for net in nets:
         iterate(net)
@@ -534,7 +508,7 @@ def test_parts_of_passes_give_the_right_numbers_or_none(seed):
 
 
 @SIMULATED_OR_LAST
-def test_callbacks_find_what_is_there(make):
+def test_callbacks_find_what_is_there(make, nothing_anew):
     """Whoever looks at a blob right after its layer finds it, evicted or not; what is written there is what counts."""
     found = []
     for net in (made(DEEP, make(None), "keep"), deep(make(least_of_deep(make)))):

@@ -1,0 +1,442 @@
+"""Which arrays a pass does without between forward and backward, where there is not room for all, and how: made anew by
+calls that run again, or evicted.
+
+Greedily: while some step has more in use than there is room for, what takes most off that (bytes over the room, over
+all steps) for the time that it adds. What is made anew lives from the first call that needs it to the last that reads
+it in backward, so that of a chain of arrays some are kept or evicted, from which those between are made at once. A
+copy is reckoned at a part of its time, since the link could bring something else, and at all that copies take beyond
+the time for which forward, or backward, computes meanwhile.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from blobmem.memory import Intent, SyncedMemory
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.plan.again import OPTIONAL, Again
+from blobmem.net.plan.evict import Candidate, loads
+from blobmem.net.plan.heirs import IN_PLACE
+from blobmem.net.plan.liveness import Lifetime
+from blobmem.net.plan.places import Draft
+from blobmem.net.plan.times import Times
+
+ROUNDS = 12
+"""How often it is looked at what is in use while arrays are made, and more is done without where that is too much."""
+
+SMALL = 1 << 14
+"""Arrays of less than such a part of all that is in use in the fullest step are left alone."""
+
+ABOUT = 0.9
+"""What is worth this much of what was found for the next best, when that was looked at last, is taken."""
+
+KEPT, ANEW, AWAY = "kept", "made anew", "evicted"
+BACK, LATE = "evicted, and waited for as it comes back", "evicted, and waited for both ways"
+
+WAYS = KEPT, ANEW, AWAY, BACK, LATE
+
+_WAITS = {BACK: 1, LATE: 2}
+"""How many copies are waited for."""
+
+Change = tuple[int, int, int]
+"""From one step to before another, so many bytes more."""
+
+
+class Array(NamedTuple):
+    """An array that a pass may do without for a while.
+
+    Attributes:
+        size: its bytes in the arena.
+        first: the step of backward that reads it first.
+        start: by each way in which that may be, the first step that does without it.
+    """
+
+    size: int
+    first: int
+    start: dict[str, int]
+
+
+class Choice(NamedTuple):
+    """What is made anew, and what is evicted; what is held for that (`Again`); and how many bytes are too much."""
+
+    anew: set[SyncedMemory]
+    away: set[SyncedMemory]
+    held: Collection[SyncedMemory]
+    over: int
+
+
+class _Input(NamedTuple):
+    """What a call of forward reads.
+
+    Attributes:
+        source: the memory.
+        made: the call that made it.
+        stays: whether backward finds it there, if it is not made anew.
+        same: what has the same numbers, and stays, if not that is made anew.
+        known: whether it is one of those that may be done without, or held.
+    """
+
+    source: SyncedMemory
+    made: int
+    stays: bool
+    same: SyncedMemory | None
+    known: bool
+
+
+class Pass:
+    """A pass in which nothing is made anew, and nothing evicted.
+
+    Args:
+        again: of its calls.
+        drawn: of its schedules.
+        found: what may be evicted.
+        times: of calls.
+
+    Attributes:
+        again: what may run again.
+        times: of calls.
+        load, born: bytes in use in each step, and those of them that were not before it.
+        turn: the first step of backward.
+        clock: milliseconds before each step, and at the end.
+        writes: of each call of forward what it writes, the bytes of that, and whether it need not.
+        reads, inputs: of each call of forward, what it reads.
+        unit: of each call of forward the first of those that it may run as one with.
+        members: of such a first one, all of them.
+        cost: of each, the milliseconds that it adds; those of what may run as one are put down to the first.
+        scratch: of each, bytes while it runs.
+        arrays: what may be made anew or evicted.
+        held: of arrays of which others can be made, and which backward does not need, about the square root of their
+            number: bytes of each, and the first step that does not need it. They are there as long as others are made
+            of them, so that not all of these are made at once.
+    """
+
+    def __init__(self, again: Again, drawn: Draft, found: Iterable[Candidate], times: Times) -> None:
+        self.again, self.times, forward = again, times, again.uses.forward
+        self.load = loads(drawn)
+        self.born = np.zeros_like(self.load)
+        for life in drawn.lives.arena:
+            self.born[life.first] += life.nbytes
+        self.turn = len(drawn.units[0])
+        self.clock = np.cumsum([0.0, *(times.ms(unit.calls[-1]) for unit in chain(*drawn.units))])
+        self.writes = [self._written(at) for at in range(len(forward))]
+        self.reads = [{each.memory for each in call.present() if each.intent is Intent.READ} for call in forward]
+        self.unit, self.cost, self.scratch = list[int](), list[float](), list[int]()
+        self.members: dict[int, range] = {}
+        for unit in drawn.units[0]:
+            self.members[unit.start] = range(unit.start, unit.stop)
+            for at in self.members[unit.start]:
+                self.unit.append(unit.start)
+                self.cost.append(times.ms(unit.calls[-1] if at == unit.start else forward[at]))
+                self.scratch.append(unit.scratch)
+        starts = [unit.start for unit in drawn.units[0]]
+        last = {operand.memory: at for at, each in enumerate(forward) for operand in each.present()}
+        bridges = again.bridges()
+        again.held = bridges[:: max(1, math.isqrt(len(bridges)))]
+        nbytes = {memory: size for written in self.writes for memory, size, _ in written}
+        self.held = {memory: (nbytes[memory], bisect_right(starts, last[memory])) for memory in again.held}
+        self.arrays = self._arrays(drawn, {each.memory: each for each in found if each.until == 0})
+        self.inputs = [self._inputs(at) for at in range(len(forward))]
+
+    def _written(self, at: int) -> list[tuple[SyncedMemory, int, bool]]:
+        each = self.again.uses.forward[at]
+        return [
+            (operand.memory, operand.view.nbytes, OPTIONAL.get(str(each.op)) == place)
+            for place, operand in enumerate(each.operands)
+            if operand is not None and operand.intent is Intent.OVERWRITE
+        ]
+
+    def _arrays(self, drawn: Draft, found: Mapping[SyncedMemory, Candidate]) -> dict[SyncedMemory, Array]:
+        uses, starts = self.again.uses, [[unit.start for unit in units] for units in drawn.units]
+        last = {operand.memory: at for at, each in enumerate(uses.forward) for operand in each.present()}
+        own: Mapping[Hashable, Lifetime]
+        own = {life.key: life for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
+        read, offered = set[SyncedMemory]().union(*self.reads), {*self.again.offers}
+        result = {}
+        for memory in dict.fromkeys([*self.again.offers, *found]):
+            places = [memory] if memory.reordered is None else [memory, memory.reordered.array]
+            size = sum(-(-own[place].nbytes // ALIGNMENT) * ALIGNMENT for place in places if place in own)
+            after, start = bisect_right(starts[0], last[memory]), dict[str, int]()
+            if memory in offered:
+                written = [optional for place, _, optional in self.writes[uses.last_write(memory)] if place is memory]
+                start[ANEW] = after - (memory not in read and all(written))  # where it is not even made
+            if memory in found:
+                gone = int(np.searchsorted(self.clock, self.clock[after] + self.times.copy_ms(size)))
+                start[AWAY] = start[BACK] = gone
+                start[LATE] = after
+            first = self.turn + bisect_right(starts[1], uses.read[memory][0]) - 1
+            start = {way: step for way, step in start.items() if step < first}
+            if size * SMALL > self.load.max() and start:
+                result[memory] = Array(size, first, start)
+        return result
+
+    def _inputs(self, at: int) -> list[_Input]:
+        again, result = self.again, list[_Input]()
+        for source in self.reads[at]:
+            made, same = again.maker(source, at), again.same(source, at, {source})
+            known = made == again.uses.last_write(source) and (source in self.arrays or source in self.held)
+            other = None if same is None else same.memory
+            result.append(_Input(source, made, again.kept(source, at, ()), other, known))
+        return result
+
+    def chain(self, memory: SyncedMemory, wanted: set[SyncedMemory]) -> tuple[frozenset[int], frozenset[SyncedMemory]]:
+        """The calls that make it anew, where that is `wanted`; and the arrays that they need, or make by the way."""
+        runs, needs = set[int](), set[SyncedMemory]()
+        waiting = [self.again.maker(memory)]
+        while waiting:
+            at = waiting.pop()
+            if at in runs:
+                continue
+            runs.add(at)
+            needs.update(other for other, *_ in self.writes[at] if other is not memory and other in wanted)
+            for source, made, stays, same, known in self.inputs[at]:
+                kept = stays and source not in wanted
+                if not kept and same is not None and same not in wanted:
+                    needs.add(same)
+                elif known and source is not memory:
+                    needs.add(source)
+                elif not kept:
+                    waiting.append(made)
+        return frozenset(runs), frozenset(each for each in needs if each in self.arrays or each in self.held)
+
+    def choose(self, room: int, price: float) -> Choice:
+        """What to do without so that no step has more than `room` bytes in use, as far as that can be.
+
+        `price` is the part of a copy's time that it is reckoned to take where the link has time for it.
+        """
+        plans = list[Choice]()
+        for first in (3, len(WAYS)):  # to wait for copies is for where there is no other way, or else for all
+            state = _State(self, price)
+            for _ in range(ROUNDS):
+                over = state.load + state.beside() - room
+                if over.max() <= 0 or not any(
+                    _reduce(state, over, WAYS[:ways]) for ways in range(first, len(WAYS) + 1)
+                ):
+                    break
+            _spare(state, state.load + state.beside() - room)
+            over = state.load + state.beside() - room
+            anew = {memory for memory, way in state.way.items() if way is ANEW}
+            plans.append(Choice(anew, state.way.keys() - anew, self.again.held, int(over.max())))
+            if plans[-1].over <= 0:
+                break
+        return min(plans, key=lambda each: each.over)
+
+
+class _State:
+    """What is done without so far.
+
+    Attributes:
+        way: how, of each array that is not kept.
+        load: bytes in use in each step.
+    """
+
+    def __init__(self, whole: Pass, price: float) -> None:
+        self.whole, self.load, self._price = whole, whole.load.copy(), price
+        self.way: dict[SyncedMemory, str] = {}
+        self._wanted = set[SyncedMemory]()
+        self._away = dict[SyncedMemory, tuple[float, float]]()  # what a copy takes, and from when on it may begin
+        self._late = 0
+        self._made: dict[SyncedMemory, tuple[frozenset[int], frozenset[SyncedMemory]]] = {}
+        self._need = {memory: each.first for memory, each in whole.arrays.items()}
+        self._until = dict[SyncedMemory, int]()  # of what is held, the step before which it is needed
+        self._users: dict[SyncedMemory, set[SyncedMemory]] = defaultdict(set)
+        self._runners: dict[int, set[SyncedMemory]] = defaultdict(set)
+
+    def cost(self, memory: SyncedMemory) -> float:
+        """About the milliseconds that it takes to do without it."""
+        if self.way[memory] is not ANEW:
+            copy = self.whole.times.copy_ms(self.whole.arrays[memory].size)
+            return copy * {AWAY: self._price, BACK: 1, LATE: 2}[self.way[memory]]
+        return sum(self.whole.cost[at] for at in self._made[memory][0])
+
+    def turn(self, memory: SyncedMemory, way: str) -> tuple[list[Change], float]:
+        """Do without it in that way, or keep it: what that changes of loads, and milliseconds that it adds."""
+        was, size = self.way.get(memory, KEPT), self.whole.arrays[memory].size
+        changes = [] if was is KEPT else [(*self._while(memory), size)]
+        copies = not {AWAY, BACK, LATE}.isdisjoint((was, way))
+        ms = -self._copies() if copies else 0.0
+        if was is not KEPT:
+            del self.way[memory]
+        if way is not KEPT:
+            self.way[memory] = way
+        self._late += size * (_WAITS.get(way, 0) - _WAITS.get(was, 0))
+        if was in (AWAY, BACK):
+            del self._away[memory]
+        if way in (AWAY, BACK):
+            copy = self.whole.times.copy_ms(size)
+            self._away[memory] = copy, self.whole.clock[self.whole.arrays[memory].start[AWAY]] - copy
+        if ANEW in (was, way):
+            ms += self._make(memory, changes)
+        changes += [] if way is KEPT else [(*self._while(memory), -size)]
+        ms += self._copies() if copies else 0.0
+        for start, stop, more in changes:
+            self.load[start:stop] += more
+        return changes, ms
+
+    def _while(self, memory: SyncedMemory) -> tuple[int, int]:
+        """From which step to before which the pass does without it."""
+        array, way, stop = self.whole.arrays[memory], self.way[memory], self._need[memory]
+        if way is AWAY:
+            comes = self.whole.clock[stop] - self.whole.times.copy_ms(array.size)
+            stop = int(np.searchsorted(self.whole.clock, comes, "right")) - 1
+        return array.start[way], max(array.start[way], stop)
+
+    def _copies(self) -> float:
+        """Milliseconds that copies are reckoned to take."""
+        whole = self.whole
+        result = whole.times.copy_ms(self._late)
+        if not self._away:
+            return result
+        copy, ready = (np.array(each) for each in zip(*self._away.values(), strict=True))
+        wanted = whole.clock[[self._need[memory] for memory in self._away]]
+        waited = np.array([self.way[memory] is BACK for memory in self._away])
+        turn = float(whole.clock[whole.turn])
+        result += self._price * float(copy[~waited].sum())
+        order = np.argsort(ready)
+        result += max(0.0, float((ready[order] + np.cumsum(copy[order][::-1])[::-1]).max()) - turn)
+        copy, wanted = copy[~waited], wanted[~waited]
+        order = np.argsort(wanted)
+        return result + max(0.0, turn - float((wanted[order] - np.cumsum(copy[order])).min(initial=turn)))
+
+    def _make(self, memory: SyncedMemory, changes: list[Change]) -> float:
+        """Make it anew from now on, or no longer, as its way is."""
+        whole, others = self.whole, self._users[memory] | self._runners[self.whole.again.maker(memory)]
+        # of the others, it may come by the way as they are made, or they be made from it where it is kept
+        before = {each: self._made[each] for each in {*others, memory} if each in self._made}
+        self._wanted ^= {memory}
+        after = {each: whole.chain(each, self._wanted) for each in {*before, memory} if each in self._wanted}
+        units = {whole.unit[at] for runs, _ in chain(before.values(), after.values()) for at in runs}
+        ms = -self._ms(units)
+        for each, (runs, needs) in before.items():
+            del self._made[each]
+            for at in runs:
+                self._runners[at].discard(each)
+            for other in needs:
+                self._users[other].discard(each)
+        for each, (runs, needs) in after.items():
+            self._made[each] = runs, needs
+            for at in runs:
+                self._runners[at].add(each)
+            for other in needs:
+                self._users[other].add(each)
+        self._move({other for _, needs in chain(before.values(), after.values()) for other in needs}, memory, changes)
+        return ms + self._ms(units)
+
+    def _ms(self, units: Iterable[int]) -> float:
+        whole = self.whole
+        return sum(
+            max((whole.cost[at] for at in whole.members[unit] if self._runners[at]), default=0.0) for unit in units
+        )
+
+    def _move(self, moved: set[SyncedMemory], but: SyncedMemory, changes: list[Change]) -> None:
+        """Find anew before which step these are needed, and then those that they are made of."""
+        while moved:
+            memory = moved.pop()
+            if memory in self.whole.held:
+                size, start = self.whole.held[memory]
+                was, now = (
+                    self._until.get(memory, start),
+                    1 + max(map(self._need.__getitem__, self._users[memory]), default=-1),
+                )
+                self._until[memory] = max(start, now)
+                changes += [(start, was, -size), (start, max(start, now), size)]
+                continue
+            array = self.whole.arrays[memory]
+            need = min([array.first, *(self._need[user] for user in self._users[memory])])
+            if need == self._need[memory]:
+                continue
+            if memory in self.way and memory is not but:
+                changes.append((*self._while(memory), array.size))
+            self._need[memory] = need
+            if memory in self.way and memory is not but:
+                changes.append((*self._while(memory), -array.size))
+            moved |= self._made[memory][1] if memory in self._made else set()
+
+    def beside(self) -> np.ndarray:
+        """Bytes in use while arrays are made before a step, beyond those that are in use in the step itself."""
+        whole, result, done = self.whole, np.zeros_like(self.load), set[int]()
+        made: dict[int, list[SyncedMemory]] = defaultdict(list)
+        for memory in self._made:
+            made[self._need[memory]].append(memory)
+        for step, arrays in sorted(made.items()):
+            runs = sorted({at for memory in arrays for at in self._made[memory][0]} - done)
+            done.update(runs)
+            there = sum(whole.arrays[memory].size for memory in arrays) + int(whole.born[step])
+            result[step] = max(0, self._most(runs) - there)
+        return result
+
+    def _most(self, runs: Sequence[int]) -> int:
+        """Bytes that calls which run again have at the most of what they make."""
+        whole, made, most = self.whole, self._made, 0
+        last, held = dict[SyncedMemory, int](), dict[SyncedMemory, int]()
+        for at in runs:
+            last.update(dict.fromkeys(whole.reads[at], at))
+        for at in runs:
+            if whole.again.uses.forward[at].op in IN_PLACE:
+                for memory in whole.reads[at]:
+                    if memory not in made and last[memory] == at:
+                        held.pop(memory, None)
+            norm = whole.again.uses.forward[at].op == "batch_norm_forward"  # whose top may be what it keeps
+            for memory, nbytes, optional in whole.writes[at]:
+                if not (optional or norm) or memory in made or last.get(memory, -1) > at:
+                    held[memory] = nbytes
+            most = max(most, sum(held.values()) + whole.scratch[at])
+            for memory in [each for each in held if each not in made and last.get(each, -1) <= at]:
+                del held[memory]
+        return most
+
+
+def _together(changes: Sequence[Change], over: np.ndarray) -> tuple[slice, np.ndarray]:
+    """Where there are changes, and what will then be over."""
+    low, high = min(each[0] for each in changes), max(each[1] for each in changes)
+    result = over[low:high].copy()
+    for start, stop, size in changes:
+        result[start - low : stop - low] += size
+    return slice(low, high), result
+
+
+def _reduce(state: _State, over: np.ndarray, ways: Sequence[str]) -> bool:
+    """Do without arrays, in these ways, until no step is over, or nothing helps; whether anything did."""
+    arrays = state.whole.arrays.items()
+    tries = [(memory, way) for memory, array in arrays for way in ways if way is KEPT or way in array.start]
+    waiting = [(-math.inf, at) for at in range(len(tries))]
+    found = False
+    while waiting and over.max() > 0:
+        _, at = heapq.heappop(waiting)
+        memory, way = tries[at]
+        was = state.way.get(memory, KEPT)
+        if was is way:
+            continue
+        changes, ms = state.turn(memory, way)
+        there, trial = _together(changes, over)
+        gain = float(np.maximum(over[there], 0).sum() - np.maximum(trial, 0).sum())
+        worth = gain / max(ms, 1e-3)
+        if gain > 0 and not (waiting and worth < -ABOUT * waiting[0][0]):
+            found, over[there] = True, trial
+            continue
+        state.turn(memory, was)
+        if gain > 0:  # others may be worth more by now
+            heapq.heappush(waiting, (-worth, at))
+    return found
+
+
+def _spare(state: _State, over: np.ndarray) -> None:
+    """Keep after all what there is room for, or do without it in a better way, what costs most first."""
+    for memory in sorted(state.way, key=state.cost, reverse=True):
+        for way in (way for way in WAYS if way is KEPT or way in state.whole.arrays[memory].start):
+            was = state.way[memory]
+            if way is was:
+                continue
+            changes, ms = state.turn(memory, way)
+            there, trial = _together(changes, over)
+            if ms < 0 and np.all(trial <= np.maximum(over[there], 0)):
+                over[there] = trial
+                break
+            state.turn(memory, was)

@@ -1,0 +1,83 @@
+"""Arrays that backward makes anew by any calls of forward: the same bits, and what is not kept for it."""
+
+import random
+
+import pytest
+from cuda_devices import DEVICES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_nets import DATA, ask_at_random, assert_same, conv, iterate, layer, loss, made, nets_at_random
+
+from blobmem import SharedBlobError, SimulatedDevice
+from blobmem.net.compilation import Compilation
+
+BLOCK = (
+    layer("BatchNorm", "n", "c", "c") + layer("Scale", "s", "c", "c") + layer("ReLU", "r", "c", "c")
+    + layer("Pooling", "p", "c", "p", "pooling_param { kernel_size: 3 stride: 1 pad: 1 }")
+)  # fmt: skip
+DROPPED = conv("d", "p") + layer("Dropout", "drop", "d", "d") + layer("LRN", "l", "d", "l") + conv("e", "l")
+NET = DATA + conv("c", "data") + BLOCK + DROPPED + loss("e")
+
+
+class Choosing:
+    """Lets nets make a part of what they could anew, at random."""
+
+    def __init__(self, patch, seed, part):
+        self.recompute, self.random, self.part, self.again = Compilation._recompute, random.Random(seed), part, []
+        patch.setattr(Compilation, "_recompute", lambda net, *calls: self(net, *calls))
+
+    def __call__(self, net, forward, backward, wanted=None, held=()):
+        if net.memory == "keep" or wanted is not None:
+            return self.recompute(net, forward, backward, wanted, held)
+        _, again = self.recompute(net, forward, backward, ())
+        wanted = [memory for memory in again.offers if self.random.random() < self.part]
+        self.again.append([memory.name for memory in wanted])
+        held = [memory for memory in again.bridges() if self.random.random() < self.part]
+        return self.recompute(net, forward, backward, wanted, held)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param()
+
+
+@pytest.mark.parametrize("part, seed", [(0.4, 0), (0.4, 1), (0.7, 2), (1, 0)])
+def test_the_same_bits(monkeypatch, device, part, seed):
+    choosing, traces = Choosing(monkeypatch, seed, part), []
+    for memory in ("keep", "train"):
+        net = made(NET, device, memory)
+        traces.append([*iterate(net), *iterate(net)])
+    assert_same(*traces)
+    if part == 1:
+        assert {"n/normalized", "p", "p/mask", "d", "drop/mask", "l", "e"} <= {*choosing.again[0]}
+
+
+@given(nets_at_random(), st.integers(0, 99), st.sampled_from([0.3, 0.6, 1]))
+@settings(max_examples=40, deadline=None)
+def test_any_net_gives_the_same_bits(text, seed, part):
+    with pytest.MonkeyPatch.context() as patch:
+        Choosing(patch, seed, part)
+        nets = [made(text, SimulatedDevice(), memory) for memory in ("keep", "train")]
+        assert_same(*([*iterate(net), *iterate(net)] for net in nets))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_of_passes_give_the_right_numbers_or_none(monkeypatch, seed):
+    Choosing(monkeypatch, seed, 0.8)
+    nets = [made(NET, SimulatedDevice(), memory) for memory in ("train", "keep")]
+    for net in nets:
+        iterate(net)
+    names = ["forward", "start", "between", "backward", "down from", "down to", "layer by layer"]
+    ask_at_random(seed, *nets, names)
+
+
+def test_numbers_of_two_passes_are_not_told_again(monkeypatch):
+    """A dropout and what follows it in a pass of their own: the counter has moved when backward would draw."""
+    Choosing(monkeypatch, 0, 1)
+    net = made(NET, SimulatedDevice(), "train")
+    iterate(net)
+    at = net.layer_names.index("l")
+    net.run_forward(last=at)
+    net.run_forward(at + 1)
+    with pytest.raises(SharedBlobError, match="would make '.*' anew"):
+        net.run_backward()

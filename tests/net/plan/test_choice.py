@@ -1,0 +1,69 @@
+"""What a pass does without where there is not room for all."""
+
+import pytest
+from plan_nets import DATA, conv, layer, loss, made
+
+from blobmem import SimulatedDevice
+from blobmem.net.plan import Again, Uses, times
+from blobmem.net.plan.choice import Pass
+from blobmem.net.plan.evict import candidates, loads
+from blobmem.net.plan.places import draft
+from blobmem.net.plan.times import Times
+from blobmem.ops.call import memories
+from blobmem.ops.registry import table
+
+BLOCKS = 16
+POOL = "pooling_param { kernel_size: 3 stride: 1 pad: 1 }"
+CHAIN = DATA.replace("dim: 6 dim: 5", "dim: 32 dim: 32") + "".join(
+    conv(f"c{at}", f"p{at - 1}" if at else "data") + layer("Pooling", f"p{at}", f"c{at}", f"p{at}", f"{POOL[:-1]} pool: AVE }}")
+    for at in range(BLOCKS)
+)  # fmt: skip
+"""Convolutions that read what a pool made, of which each is made of the one before alone."""
+
+
+@pytest.fixture(scope="module")
+def net():
+    return made(CHAIN + loss(f"p{BLOCKS - 1}"), SimulatedDevice(), "train")
+
+
+def drafted(net, anew):
+    calls = net._made(anew, 1)
+    return calls, draft(net, calls.schedules, calls.kept)
+
+
+def whole(net):
+    calls, drawn = drafted(net, ())
+    passes, ops = (calls.forward, calls.backward), table("host")
+    free = net._free({*memories([*calls.forward, *calls.backward])})
+    again = Again(Uses(*passes, ops), free, ops)
+    return Pass(again, drawn, candidates(*passes, drawn, free, ops), Times(net.device))
+
+
+def test_a_chain_is_made_anew_in_stretches(net, monkeypatch):
+    """With no link to speak of: an array is kept now and then, the others made of it, and loads are what was thought."""
+    monkeypatch.setattr(times, "LINK", 1.0)
+    every = whole(net)
+    most = int(every.load.max())
+    size = max(array.size for array in every.arrays.values())
+    kept = []
+    for room in (most - size, most - 4 * size, most - 7 * size):
+        choice = every.choose(room, 1.0)
+        assert choice.over <= 0 and not choice.away and choice.anew
+        _, drawn = drafted(net, choice.anew)
+        assert loads(drawn).max() <= room
+        kept.append(len(every.arrays) - len(choice.anew))
+    assert kept == sorted(kept, reverse=True) and kept[-1] > 0
+
+
+def test_what_is_cheap_to_copy_is_evicted(net, monkeypatch):
+    monkeypatch.setattr(times, "LINK", 1e15)
+    monkeypatch.setattr(times, "MEMORY", 1.0)
+    every = whole(net)
+    choice = every.choose(int(every.load.max() * 0.6), 1.0)
+    assert choice.over <= 0 and not choice.anew and choice.away
+
+
+def test_with_room_enough_nothing_is_done(net):
+    every = whole(net)
+    choice = every.choose(int(every.load.max()), 1.0)
+    assert not choice.anew and not choice.away
