@@ -50,8 +50,8 @@ from blobmem.ops.registry import table
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
 
 _OF_SHAPES = (
-    "_schedules", "_plan", "_parts", "_sliced", "_anew", "_folded", "_follower", "_first_update", "streams", "open_streams",
-    "untimed",
+    "_schedules", "_plan", "_parts", "_sliced", "_anew", "_folded", "_follower", "_first_update", "streams",
+    "open_streams", "untimed",
 )  # fmt: skip
 
 
