@@ -469,6 +469,11 @@ class Compilation:
         """Whether arrays take turns at the bytes of an arena."""
         return self._arena is not None
 
+    @property
+    def plan_bytes(self) -> int:
+        """What its present plan takes of the arena; 0 if there is none."""
+        return 0 if self._plan is None else self._plan.nbytes
+
     def keep_blobs(self) -> None:
         """Let every blob have bytes of its own from now on, as with memory="keep"."""
         self._end_plan()

@@ -84,7 +84,7 @@ class Updater:
         self._left_out = _Count()
         self._placed: tuple[weakref.ref[Schedule], list[range]] | None = None
         self._compile()
-        net.beside = weakref.WeakMethod(self._present_needs)
+        net.beside = weakref.WeakMethod(self.present_needs)
 
     # ---------------------------------------------------------------- for subclasses to extend
 
@@ -209,7 +209,7 @@ class Updater:
             return []
         return [need for schedule in self._schedules() for need in schedule.all_needs()]
 
-    def _present_needs(self) -> list[Need]:
+    def present_needs(self) -> list[Need]:
         """`needs`, for a plan that is being made: not to be kept, as arrays are about to move."""
         if self.net.updates_in_backward:
             return []

@@ -93,13 +93,15 @@ def fitting(net: Net, made: Made) -> Made:
         return made
     beside = _beside(net, made)
     room, usual = most - beside, made
-    if made.places.layout.nbytes <= room:
+    widest = max(_sharers(net), key=lambda other: other.plan_bytes, default=None)
+    others = 0 if widest is None else widest.plan_bytes
+    if max(made.places.layout.nbytes, others) <= room:
         return made
     ways = sorted((_way(net, usual, times, room) for times in SHARES), key=lambda way: way.seconds)
     smallest = usual
     for way in chain(ways, _in_slices(net, ways, room)):
         for fitted in _evicted(net, way, room):
-            if fitted.places.layout.nbytes <= room:
+            if max(fitted.places.layout.nbytes, others) <= room:
                 log.info(
                     "%s has room for %s of the %s that it would take: %s leave the device or come back in a pass",
                     net.identity, readable_bytes(room), readable_bytes(usual.places.layout.nbytes),
@@ -114,7 +116,17 @@ def fitting(net: Net, made: Made) -> Made:
                 net.streams, net.open_streams = 1, None  # which is not to be tried on two
                 return fitted
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
+    if widest is not None and others > smallest.places.layout.nbytes:
+        raise _too_little_for(widest, net, most, beside)
     raise _too_little(net, smallest, usual, most, beside)
+
+
+def _sharers(net: Net) -> Iterator[Net]:
+    """The nets that run forward alone in its arena, planned: there is no other plan for them."""
+    for other in net.group.members:
+        if other.forward_only and other._arena is net._arena:
+            other.compiled()
+            yield other
 
 
 @dataclasses.dataclass(slots=True)
@@ -325,6 +337,17 @@ def _about_slices(net: Net, least: Made, usual: Made, layer: int) -> tuple[str, 
     if found is None or "slices" not in net.passes:
         return how, ""
     return how, f" Layer '{found.layer_name}' takes no slices of the batch, for '{found.op}'."
+
+
+def _too_little_for(other: Net, net: Net, most: int, beside: int) -> OutOfDeviceMemory:
+    """What to say where another net that takes turns in the arena needs more of it than there may be."""
+    needed = beside + other.plan_bytes
+    return OutOfDeviceMemory(
+        f"{other.identity}, beside {net.identity}, needs at least {needed} bytes on the {net.device.name} device, "
+        f"which may hold {most}: {readable_bytes(other.plan_bytes)} for its arrays, and {readable_bytes(beside)} that "
+        f"stay there. Grant that much, or take a smaller batch there",
+        needed, most - net.device.statistics.bytes_held, most, net.device.holders(),
+    )  # fmt: skip
 
 
 def _own(drawn: Draft) -> Iterator[Lifetime]:
