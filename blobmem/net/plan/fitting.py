@@ -57,7 +57,7 @@ class Made:
         schedules: of forward and backward.
         drawn: their lifetimes, where the net's arrays take turns.
         homes: of memories that are evicted, where their bytes go.
-        fetched: arrays in which they come back.
+        fetched: arrays in which they come back, and in which what is evicted of parameters and the like is used.
         evicted: bytes that leave the device in a pass, or come back.
         sliced: how a run of layers takes the batch in slices, if one does.
     """
@@ -81,11 +81,12 @@ class Made:
         return self.drawn
 
 
-def fitting(net: Net, made: Made) -> Made:
+def fitting(net: Net, made: Made, slices: bool = True) -> Made:
     """The calls, drafted; by others, if they need more than the device may hold.
 
-    Of all ways that fit, the one that is reckoned to take least time for what it does beside the usual calls. Raises
-    OutOfDeviceMemory, naming the least that would do, if none does.
+    Of all ways that fit, the one that is reckoned to take least time for what it does beside the usual calls; with
+    slices of the batch, if it may have `slices`, where none does otherwise. Raises OutOfDeviceMemory, naming the least
+    that would do, if none does.
     """
     made.drawn = draft(net, made.schedules, made.kept)
     most = net.device.most_bytes
@@ -93,13 +94,12 @@ def fitting(net: Net, made: Made) -> Made:
         return made
     beside = _beside(net, made)
     room, usual = most - beside, made
-    widest = max(_sharers(net), key=lambda other: other.plan_bytes, default=None)
-    others = 0 if widest is None else widest.plan_bytes
+    others, who = max(_sharers(net), default=(0, ""))
     if max(made.places.layout.nbytes, others) <= room:
         return made
     ways = sorted((_way(net, usual, times, room) for times in SHARES), key=lambda way: way.seconds)
     smallest = usual
-    for way in chain(ways, _in_slices(net, ways, room)):
+    for way in chain(ways, _in_slices(net, ways, room) if slices else ()):
         for fitted in _evicted(net, way, room):
             if max(fitted.places.layout.nbytes, others) <= room:
                 log.info(
@@ -116,17 +116,23 @@ def fitting(net: Net, made: Made) -> Made:
                 net.streams, net.open_streams = 1, None  # which is not to be tried on two
                 return fitted
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
-    if widest is not None and others > smallest.places.layout.nbytes:
-        raise _too_little_for(widest, net, most, beside)
+    if others > smallest.places.layout.nbytes:
+        raise _too_little_for(who, others, net, most, beside)
     raise _too_little(net, smallest, usual, most, beside)
 
 
-def _sharers(net: Net) -> Iterator[Net]:
-    """The nets that run forward alone in its arena, planned: there is no other plan for them."""
+def _sharers(net: Net) -> Iterator[tuple[int, str]]:
+    """What others need of its arena, who have no other way, and who these are: updates that come after backward, and
+    nets that run forward alone."""
+    arena, needs = net.arena_memory(), net.beside()
+    yield (
+        max((need.nbytes for need in (() if needs is None else needs()) if need.memory is arena), default=0),
+        "updates",
+    )
     for other in net.group.members:
         if other.forward_only and other._arena is net._arena:
             other.compiled()
-            yield other
+            yield other.plan_bytes, str(other.identity)
 
 
 @dataclasses.dataclass(slots=True)
@@ -175,7 +181,7 @@ def _in_slices(net: Net, ways: Iterable[_Way], room: int) -> Iterator[_Way]:
     if "slices" not in net.passes or net._dynamic:
         return
     made = min(ways, key=lambda way: lowest(way.found, way.load)).made
-    net._fetched, net._sliced = [], None
+    net._fetched, net._sliced = made.fetched, None
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
     slicer = Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
     tried: list[tuple[int, Sliced]] = []
@@ -200,7 +206,7 @@ def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
         # as much as is left beside arrays for gaps between these
         calls = with_room(calls, load, (room + int(load.max())) // 2)
         sliced = sliced._replace(forward=calls[:forward], backward=calls[forward:])
-    net._fetched, net._sliced = [], sliced
+    net._fetched, net._sliced = made.fetched, sliced
     schedules = net._scheduled(sliced.forward, sliced.backward, made.passing)
     made = dataclasses.replace(
         made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, schedules=schedules,
@@ -220,7 +226,7 @@ def _reckoned(net: Net, made: Made, sliced: Sliced | None) -> tuple[np.ndarray, 
     """The bytes in use at each call, scratch apart, with all evicted that can be; with a run of layers in slices, if
     one is given. And the calls one by one, none of them bound to the device: that may choose algorithms.
     """
-    net._fetched, net._sliced = [], sliced
+    net._fetched, net._sliced = made.fetched, sliced
     forward, backward = (sliced.forward, sliced.backward) if sliced is not None else (made.forward, made.backward)
     ops, last = table(net.device.family), net._images_last
     passes = [channels_last(calls) if last else calls for calls in (forward, backward)]
@@ -230,6 +236,12 @@ def _reckoned(net: Net, made: Made, sliced: Sliced | None) -> tuple[np.ndarray, 
     for each in found:
         load[each.left + 1 : each.back] -= each.size
     return load, [*forward, *backward]
+
+
+def room_of(net: Net, made: Made) -> int:
+    """Bytes that there are for the arena, on a device that has a limit."""
+    assert net.device.most_bytes is not None
+    return net.device.most_bytes - _beside(net, made)
 
 
 def _beside(net: Net, made: Made) -> int:
@@ -295,11 +307,11 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], room: int = 0) ->
         joints(made.backward, device, last, made.passing),
     )
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
-    net._fetched, net._sliced = found.fetched, made.sliced
+    net._fetched, net._sliced = [*made.fetched, *found.fetched], made.sliced
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     return Made(
         found.forward, found.backward, found.remade, made.kept, made.passing, schedules,
-        draft(net, schedules, made.kept), found.homes, found.fetched, travelling(chosen), made.sliced,
+        draft(net, schedules, made.kept), found.homes, net._fetched, travelling(chosen), made.sliced,
     )  # fmt: skip
 
 
@@ -339,13 +351,13 @@ def _about_slices(net: Net, least: Made, usual: Made, layer: int) -> tuple[str, 
     return how, f" Layer '{found.layer_name}' takes no slices of the batch, for '{found.op}'."
 
 
-def _too_little_for(other: Net, net: Net, most: int, beside: int) -> OutOfDeviceMemory:
-    """What to say where another net that takes turns in the arena needs more of it than there may be."""
-    needed = beside + other.plan_bytes
+def _too_little_for(who: str, nbytes: int, net: Net, most: int, beside: int) -> OutOfDeviceMemory:
+    """What to say where others need more of a net's arena than there may be."""
+    needed = beside + nbytes
     return OutOfDeviceMemory(
-        f"{other.identity}, beside {net.identity}, needs at least {needed} bytes on the {net.device.name} device, "
-        f"which may hold {most}: {readable_bytes(other.plan_bytes)} for its arrays, and {readable_bytes(beside)} that "
-        f"stay there. Grant that much, or take a smaller batch there",
+        f"{who}, beside {net.identity}, needs at least {needed} bytes on the {net.device.name} device, which may hold "
+        f"{most}: {readable_bytes(nbytes)} for its arrays, and {readable_bytes(beside)} that stay there. Grant that "
+        f"much, or take a smaller batch there",
         needed, most - net.device.statistics.bytes_held, most, net.device.holders(),
     )  # fmt: skip
 
