@@ -232,22 +232,19 @@ def _fitted(net: Net, made: Made) -> Made:
         least = error
     passes = _passes(net, made)
     found = _candidates(net, made, passes)
-    within = _Need(passes, found).nbytes <= _Need(passes).nbytes - _lacking(net, least)
-    if within or not slices:
-        try:
-            return _with_state(net, passes, found, least, slices=False)
-        except OutOfDeviceMemory:
-            if not slices:
-                raise
     try:
-        return fitting(net, net._made(streams=1), slices=True)
+        return _with_state(net, passes, found, least)
     except OutOfDeviceMemory as error:
-        return _with_state(net, passes, found, error, slices=True)
+        least = error
+    if not slices:
+        raise least
+    try:
+        return fitting(net, net._made())
+    except OutOfDeviceMemory as error:
+        raise min(least, error, key=lambda each: each.requested) from None
 
 
-def _with_state(
-    net: Net, passes: Sequence[_Pass], found: Sequence[_Candidate], least: OutOfDeviceMemory, slices: bool
-) -> Made:
+def _with_state(net: Net, passes: Sequence[_Pass], found: Sequence[_Candidate], least: OutOfDeviceMemory) -> Made:
     """`fitting`, with as much of what was found evicted as it takes; `least` was raised without."""
     lacking, chosen = _lacking(net, least), list[_Candidate]()
     while True:
@@ -257,7 +254,7 @@ def _with_state(
             raise least
         net.evict_state([each.memory for each in chosen])
         try:
-            fitted = fitting(net, net._made(streams=1), slices)
+            fitted = fitting(net, net._made(streams=1), slices=False)
         except OutOfDeviceMemory as error:
             least, lacking = min(least, error, key=lambda each: each.requested), _lacking(net, error)
         else:

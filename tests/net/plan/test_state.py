@@ -124,6 +124,27 @@ def test_solvers_train_the_same_in_less_than_their_state(net, kind):
     assert any(name.endswith(".diff") for name in found[0]) == (kind in ("two batches", "clipped"))
 
 
+def test_state_is_evicted_before_the_batch_is_taken_in_slices():
+    """Which would change bits; the least is that of either."""
+    text = DATA.replace("dim: 3", "dim: 4").replace("dim: 6 dim: 5", "dim: 24 dim: 24") + conv("c1", "data", outputs=16)
+    text += conv("c2", "c1", outputs=16) + layer("Pooling", "p", "c2", "p", "pooling_param { global_pooling: true }")
+    text += loss("p")
+
+    def built(device, **options):
+        net = made(text, device, "train", **options)
+        net.compiled()
+        return net
+
+    limits = []
+    for passes in (["slices"], []):
+        with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+            built(SimulatedDevice(1), passes=passes)
+        limits.append(caught.value.requested)
+    assert limits[0] < limits[1]
+    nets = [built(SimulatedDevice(limit), passes=["slices"]) for limit in limits]
+    assert [net._sliced is not None for net in nets] == [True, False] == [not evicted(net) for net in nets]
+
+
 @pytest.mark.parametrize("kind", ["SGD", "two batches"])
 def test_odd_parameters(kind):
     """Parameters that layers share come for each of these; what forward changes goes back behind it."""
