@@ -226,44 +226,52 @@ def fit(net: Net, made: Made) -> Made:
 def _fitted(net: Net, made: Made) -> Made:
     """The calls, by what changes least: bits are the same with any state evicted, but not with slices of the batch."""
     slices = "slices" in net.passes and not net._dynamic
+    found = _fits(net, made, slices=False)
+    if isinstance(found, OutOfDeviceMemory):
+        found = _with_state(net, made, found)
+    if isinstance(found, OutOfDeviceMemory) and slices:
+        other = _fits(net, net._made(), slices=True)
+        found = min(found, other, key=_requested) if isinstance(other, OutOfDeviceMemory) else other
     try:
-        return fitting(net, made, slices=False)
+        if isinstance(found, OutOfDeviceMemory):
+            raise found
+        return found
+    finally:
+        del found  # which would keep itself, by its frames
+
+
+def _fits(net: Net, made: Made, slices: bool) -> Made | OutOfDeviceMemory:
+    """`fitting` of the calls, or what it raises, without the frames: they would keep arrays, and these their bytes."""
+    try:
+        return fitting(net, made, slices)
     except OutOfDeviceMemory as error:
-        least = error
+        return error.with_traceback(None)
+
+
+def _with_state(net: Net, made: Made, least: OutOfDeviceMemory) -> Made | OutOfDeviceMemory:
+    """`_fits` without slices, with as much state evicted as it takes; `least` is what the calls without that need."""
     passes = _passes(net, made)
-    found = _candidates(net, made, passes)
-    try:
-        return _with_state(net, passes, found, least)
-    except OutOfDeviceMemory as error:
-        least = error
-    if not slices:
-        raise least
-    try:
-        return fitting(net, net._made())
-    except OutOfDeviceMemory as error:
-        raise min(least, error, key=lambda each: each.requested) from None
-
-
-def _with_state(net: Net, passes: Sequence[_Pass], found: Sequence[_Candidate], least: OutOfDeviceMemory) -> Made:
-    """`fitting`, with as much of what was found evicted as it takes; `least` was raised without."""
-    lacking, chosen = _lacking(net, least), list[_Candidate]()
+    candidates, lacking, chosen = _candidates(net, made, passes), _lacking(net, least), list[_Candidate]()
     while True:
-        before, chosen = chosen, _choose(found, passes, _Need(passes, chosen).nbytes - lacking)
+        before, chosen = chosen, _choose(candidates, passes, _Need(passes, chosen).nbytes - lacking)
         if chosen == before:
             net.evict_state(())
-            raise least
+            return least
         net.evict_state([each.memory for each in chosen])
-        try:
-            fitted = fitting(net, net._made(streams=1), slices=False)
-        except OutOfDeviceMemory as error:
-            least, lacking = min(least, error, key=lambda each: each.requested), _lacking(net, error)
-        else:
-            net.streams, net.open_streams = 1, None  # which is not to be tried on two
-            log.info(
-                "%s has %d arrays of its parameters and solver state, %s, on the device only while they are used",
-                net.identity, len(chosen), readable_bytes(sum(each.size for each in chosen)),
-            )  # fmt: skip
-            return _sooner(net, fitted)
+        fitted = _fits(net, net._made(streams=1), slices=False)
+        if not isinstance(fitted, OutOfDeviceMemory):
+            break
+        least, lacking = min(least, fitted, key=_requested), _lacking(net, fitted)
+    net.streams, net.open_streams = 1, None  # which is not to be tried on two
+    log.info(
+        "%s has %d arrays of its parameters and solver state, %s, on the device only while they are used",
+        net.identity, len(chosen), readable_bytes(sum(each.size for each in chosen)),
+    )  # fmt: skip
+    return _sooner(net, fitted)
+
+
+def _requested(error: OutOfDeviceMemory) -> int:
+    return error.requested
 
 
 def _sooner(net: Net, made: Made) -> Made:
