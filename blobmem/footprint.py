@@ -308,6 +308,9 @@ def purposes_of(net: Net, solver_state: Sequence[Blob] = ()) -> dict[SyncedMemor
                 result[blob.diff_view.memory] = "gradients"
     for blob in solver_state:
         result[blob.data_view.memory] = "solver state"
+    state = {memory.name: purpose for memory, purpose in result.items() if purpose in PURPOSES[:3]}
+    for blob in net.pieces:  # some of which are for what is evicted of these
+        result[blob.data_view.memory] = state.get(blob.name, "data")
     for memory, purpose in list(result.items()):
         if memory.reordered is not None:
             result[memory.reordered.array] = purpose

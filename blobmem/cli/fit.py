@@ -29,7 +29,8 @@ examples:
   blobmem fit models/caffenet/solver.prototxt --card 16GiB --test-batch 50
   blobmem fit models/resnet50/solver.prototxt --card 80GiB --math tf32
   blobmem fit models/lenet/solver.prototxt --device-memory 64MiB
-  blobmem fit models/resnet50/solver.prototxt --device-memory 16GiB --max-slowdown 1.1
+  blobmem fit models/resnet50/solver.prototxt --device-memory 16GiB \\
+      --max-slowdown 1.1
 
 The training batch is found beside the file's own test batches, or those of --test-batch. Both batches were reckoned,
 and the next larger ones do not fit; bytes mostly grow with the batch, but where an algorithm takes less workspace for

@@ -32,7 +32,8 @@ examples:
   blobmem footprint models/lenet/solver.prototxt --device cuda --math tf32
   blobmem footprint models/lenet/train_val.prototxt --json footprint.json
   blobmem footprint models/resnet50/solver.prototxt --html plan.html
-  blobmem footprint models/resnet50/solver.prototxt --device cuda --device-memory 1GiB --html plan.html
+  blobmem footprint models/resnet50/solver.prototxt --device cuda \\
+      --device-memory 1GiB --html plan.html
 
 A solver file counts the solver's state too; a net file has no solver.
 Sizes are in MiB (2^20 bytes) after one training and one test iteration; JSON has bytes.

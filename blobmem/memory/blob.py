@@ -34,6 +34,12 @@ def moves() -> int:
     return _moves
 
 
+def note_move() -> None:
+    """Have whoever relies on `moves` look again."""
+    global _moves
+    _moves = next(_counter)
+
+
 def _checked_shape(shape: Iterable[Any], itemsize: int) -> tuple[int, ...]:
     dims = tuple(int(d) for d in shape)
     if len(dims) > MAX_AXES:
@@ -57,8 +63,7 @@ class _Half:
         self._place(view)
 
     def rebind(self, view: View) -> None:
-        global _moves
-        _moves = next(_counter)
+        note_move()
         self._place(view)
 
     def _place(self, view: View) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 import blobmem.memory as package
 from blobmem import devices
-from blobmem.devices.base import Device, Stream
+from blobmem.devices.base import Device, Event, Stream
 from blobmem.devices.pages import Pages
 from blobmem.errors import BlobmemError, DeviceError
 from blobmem.memory.device_side import DeviceSide, Flight
@@ -68,9 +68,12 @@ class SyncedMemory:
         shared: a mark for those who share memories between nets; nothing here looks at it.
         reordered: bytes that a schedule keeps in another order; whoever accesses them here gets them as they are.
         away: others have the place of the bytes, which are elsewhere meanwhile: a `slot.Slot`'s, or `reordered`.
+        evicted: nets bring the bytes to arrays of their arenas while they use them, and from there: the device side is
+            not theirs to use.
     """
 
-    away = False
+    away = evicted = False
+    _copied: Event | None = None  # the end of the copies from and to the host side that `take` and `give` have queued
 
     def __init__(
         self, size: int = 0, device: Device | str | None = None, name: str = "", pinnable: bool = True
@@ -279,6 +282,8 @@ class SyncedMemory:
         """
         with self._lock:
             stop = offset + nbytes
+            if self._copied is not None:
+                self._land()
             if self.reordered is not None:
                 self.reordered.before_access(offset, stop, intent_of(intent), stream)
             if self.unwritten and intent != _READ:
@@ -396,6 +401,7 @@ class SyncedMemory:
         Nobody has to: memories of some size that travel again and again are.
         """
         with self._lock:
+            self._land()
             self._far.land_copies()
             self._host.pin(self._device)
 
@@ -408,6 +414,7 @@ class SyncedMemory:
         with self._lock:
             if self._size == 0:
                 return
+            self._land()
             if self.reordered is not None:
                 self.reordered.before_access(0, self._size, _READ, stream)
             self._grow_device(self._size)
@@ -458,6 +465,47 @@ class SyncedMemory:
         self._far.drop_finished()
         self._far.order(start, stop, writes, stream)
         return self._far
+
+    def take(self, view: View, stream: Stream) -> None:
+        """Queue on `stream` the copy of another memory's bytes, on its device, to here, where the host then has them.
+
+        Whoever uses them here waits for it. DeviceError if it fails.
+        """
+        with self._lock:
+            view.memory.copy_out(view.offset, self._for_copy(view.nbytes, Intent.OVERWRITE, stream), stream, self)
+            self._copied = stream.record()
+            self._begin_write()
+
+    def give(self, view: View, stream: Stream) -> None:
+        """Queue on `stream` the copy of what is here, from the host's side, to another memory's bytes on its device.
+
+        Bytes that are zero are not copied, but zero there, too. DeviceError if it fails.
+        """
+        with self._lock:
+            if self.is_zero(0, view.nbytes):
+                view.memory.clear(view.offset, view.nbytes)
+                return
+            view.memory.copy_in(view.offset, self._for_copy(view.nbytes, _READ, stream), stream, self)
+            self._copied = stream.record()
+            self.epoch += 2
+
+    def _for_copy(self, nbytes: int, intent: Intent, stream: Stream) -> np.ndarray:
+        """The first bytes on the host, for a copy on that stream, which comes after the last one."""
+        bits = self._extents.at(0, nbytes)
+        if self._host.wants_pin(nbytes):
+            self.pin()
+        if intent is _READ and bits not in (_HOST, _BOTH):
+            self._land()  # what is brought from elsewhere is not queued
+        self._access_host(0, nbytes, intent, bits)
+        if self._copied is not None:
+            stream.wait(self._copied)
+        return self._host.bytes(0, nbytes)
+
+    def _land(self) -> None:
+        """Wait for what `take` and `give` have queued."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
 
     def host_array(
         self, offset: int, shape: Sequence[int], dtype: Any, writeable: bool = True, lend: bool = True
@@ -533,6 +581,7 @@ class SyncedMemory:
                 f"this one of shape {array.shape} is not: give np.ascontiguousarray(array), or array.copy()"
             )
         with self._lock:
+            self._land()
             self._far.land()
             self._drop_reordered()
             self.version += self._host.capacity > 0
@@ -566,6 +615,7 @@ class SyncedMemory:
     def fetch(self) -> None:
         """Bring to the host what only the device has. DeviceError or MemoryError, and no byte is lost, if it fails."""
         with self._lock:
+            self._land()
             if self.reordered is not None:
                 self.reordered.before_access(0, sys.maxsize, _READ, None)
             for a, b, bits in list(self._extents.runs(0, self._far.capacity)):
@@ -592,6 +642,26 @@ class SyncedMemory:
             self.version += 1
             self.epoch += 2
 
+    def leave_device(self) -> bool:
+        """Give back the device's side, what only that has coming to the host; whether it was given back: not while
+        somebody else uses it, or it is somebody else's. DeviceError or MemoryError, and it is not, if bytes cannot
+        come.
+        """
+        with self._lock:
+            far = self._far
+            if far.held() is not None or far.owner is not None:
+                return False
+            self.fetch()
+            for a, b, bits in list(self._extents.runs(0, far.capacity)):
+                if bits & _DEVICE:
+                    self._extents.put(a, b, _HOST)
+            if far.capacity:
+                far.close()
+                _shrink()
+                self.version += 1
+            self.epoch += 2
+            return True
+
     # Capacity
 
     def reserve(self, side: Side, nbytes: int) -> None:
@@ -606,6 +676,7 @@ class SyncedMemory:
         BlobmemError, and nothing has changed, if that side has bytes there, or an array is handed out over them.
         """
         with self._lock:
+            self._land()
             host, far = self._host, self._far
             capacity = host.capacity if side is _HOST_SIDE else far.capacity
             used = any(bits & side for _, _, bits in self._extents.runs(nbytes, capacity))
@@ -627,6 +698,7 @@ class SyncedMemory:
         nothing has changed, if an array handed out over them is alive.
         """
         with self._lock:
+            self._land()
             views = [view.offset + view.nbytes for view in self.views()]
             keep = max([self._size, self._host.adopted, *views])
             before = self._host.capacity + self._far.capacity
@@ -663,6 +735,7 @@ class SyncedMemory:
         if nbytes <= host.capacity:
             return
         if nbytes > host.reserved:
+            self._land()
             kept = [(a, b) for a, b, bits in self._extents.runs(0, host.capacity) if bits & _HOST]
             self.version += host.move(self._make_pages(nbytes), kept, self._name)
         host.grow(nbytes)

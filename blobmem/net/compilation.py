@@ -13,7 +13,7 @@ from blobmem import devices
 from blobmem.errors import BlobmemError
 from blobmem.layers.base import Layer
 from blobmem.memory import SyncedMemory
-from blobmem.memory.blob import Blob, moves
+from blobmem.memory.blob import Blob, moves, note_move
 from blobmem.memory.workspace import workspace
 from blobmem.net.build import LearnableParam, Node, reshape, uncollected
 from blobmem.net.clock import Clock
@@ -33,12 +33,13 @@ from blobmem.net.plan import (
     read_tops,
     run_again,
     shut_in_pools,
+    state,
     unseen,
     update_early,
     usual,
     with_rooms,
 )
-from blobmem.net.plan.fitting import Made, fitting
+from blobmem.net.plan.fitting import Made
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Reckoned, Times, reckon
@@ -74,6 +75,8 @@ class Compilation:
 
     Attributes:
         streams: how many backward runs on, for the present shapes.
+        brings: what it uses of parameters, gradients and solver state that is evicted, for its own plan or another
+            net's; its passes bring these to arrays of the arena.
         open_streams: what that would be measured for, if it is neither given nor known (`ops.cuda.streams.Key`).
         untimed: whether it was planned for less memory than it needs, and its device could say how long some of its
             calls take, but has not yet.
@@ -125,11 +128,14 @@ class Compilation:
         self._plan: Plan | None = None
         self._fetched: list[Blob] = []  # arrays in which evicted ones come back
         self._anew: list[Blob] = []  # those made anew for want of room
+        self._evicted: list[SyncedMemory] = []  # parameters and what a solver keeps, for this net's plan
+        self.brings: set[SyncedMemory] = set()
         self._loss_scale: Blob | None = None
         self.streams, self.open_streams, self.untimed = 1, None, False
         self._timed: list[tuple[int, ...]] = []  # the shapes for which calls were timed last
         self._tried: tuple[Any, int] = None, 1  # how many are to be tried for what
         self.beside: Callable[[], Callable[[], Sequence[Need]] | None] = _nobody  # whose needs are met beside a plan's
+        self.updater: Callable[[], Callable[[], Sequence[Sequence[Call]]] | None] = _nobody  # runs calls after backward
 
     # ---------------------------------------------------------------- schedules
 
@@ -199,8 +205,9 @@ class Compilation:
             return planned
         made = usual = self._made()
         if self._arena is not None:
-            made = fitting(this, made)
-            self._fetched, self._anew = made.fetched, made.anew
+            made = state.fit(this, made)
+            self._anew = made.anew
+        self._fetched = made.fetched
         self.untimed = made is not usual and self._shapes != self._timed and self._lacks_times(made)
         schedules = made.schedules
         self._spans = {}
@@ -251,8 +258,47 @@ class Compilation:
         streams = streams or self.streams
         if streams > 1:
             beside(backward)
+        self._fetched, self._sliced, self.brings = [], None, self._evicted_now()
+        if self.brings:
+            forward, backward, remade = self._bring(forward, backward, remade, passing)
         schedules = self._had_before(forward, backward) or self._scheduled(forward, backward, passing, streams)
-        return Made(forward, backward, remade, kept, passing, schedules, again, absent, anew=self._anew)
+        return Made(
+            forward, backward, remade, kept, passing, schedules, again, absent, fetched=self._fetched, anew=self._anew
+        )
+
+    def _bring(
+        self, forward: list[Call], backward: list[Call], remade: list[Remade], passing: set[SyncedMemory]
+    ) -> tuple[list[Call], list[Call], list[Remade]]:
+        """The calls with those that bring what they use of evicted memories, and what backward fills."""
+        read_again, last = {view.memory for each in backward for view in each.reads}, bool(self._images_last)
+        both = [
+            state.bring(calls, joints(calls, self.device, last, passes), self.device, self.brings)
+            for calls, passes in ((forward, passing - read_again), (backward, passing))
+        ]
+        self._fetched = [array for each in both for array in each.arrays]
+        return both[0].calls, both[1].calls, state.moved(remade, both[0].moved)
+
+    def _evicted_now(self) -> set[SyncedMemory]:
+        """Those of its memories that a plan has evicted for good, if it is to bring them: not a net that keeps all."""
+        if self._arena is None or self._parts is not None:
+            return set()
+        params = {blob.data_view.memory for blobs in self.params.values() for blob in blobs}
+        return {memory for memory in (*params, *self._evicted) if memory.evicted}
+
+    def updates_after(self) -> Sequence[Sequence[Call]]:
+        """The calls that a solver runs after backward, each of the sequences by itself."""
+        updates = self.updater()
+        return () if updates is None else updates()
+
+    def evict_state(self, memories: Iterable[SyncedMemory]) -> None:
+        """Let these parameters, their gradients and what a solver keeps, and no others, be evicted for as long as the
+        plan holds that is being made; not those that somebody uses on the device."""
+        for memory in self._evicted:
+            memory.evicted = False
+        self._evicted, self._planned = [memory for memory in memories if memory.leave_device()], []
+        for memory in self._evicted:
+            memory.evicted = True
+        note_move()  # nets that share any are to be planned anew
 
     def _scheduled(
         self, forward: list[Call], backward: list[Call], passing: set[SyncedMemory], streams: int = 1
@@ -302,9 +348,9 @@ class Compilation:
 
     def _note_updates(self, backward: Schedule) -> None:
         """Where the first of a solver's updates is."""
-        updates = {id(each) for each in self._updates or ()}
+        updates = {id(each.attributes) for each in self._updates or ()}  # their operands may be others by now
         calls = backward.calls
-        self._first_update = next((at for at, each in enumerate(calls) if id(each) in updates), len(calls))
+        self._first_update = next((at for at, each in enumerate(calls) if id(each.attributes) in updates), len(calls))
 
     def _find_streams(self, backward: Sequence[Call]) -> tuple[int, Any]:
         """`streams` and `open_streams` of a pass of these calls."""
@@ -499,6 +545,29 @@ class Compilation:
         """Whether arrays take turns at the bytes of an arena."""
         return self._arena is not None
 
+    def arena_memory(self) -> SyncedMemory | None:
+        """The bytes of the arena, if there is one."""
+        return None if self._arena is None else self._arena.memory(self.device)
+
+    def vacate_arena(self) -> None:
+        """What does not belong to the net is about to use its arena: its arrays have no bytes any more."""
+        if self._arena is not None:
+            self._arena.vacate()
+
+    def trim_arena(self, room: int) -> None:
+        """Let the arena, which does not hold a plan of this net now, take no more than so many bytes."""
+        arena = self.arena_memory()
+        if arena is not None and arena.gpu_capacity > room:
+            self._planned = []  # whose places keep its bytes
+            self.vacate_arena()
+            with contextlib.suppress(BlobmemError):  # somebody holds an array there
+                arena.trim()
+
+    @property
+    def plan_bytes(self) -> int:
+        """What its present plan takes of the arena; 0 if there is none."""
+        return 0 if self._plan is None else self._plan.nbytes
+
     def keep_blobs(self) -> None:
         """Let every blob have bytes of its own from now on, as with memory="keep"."""
         self._end_plan()
@@ -519,6 +588,9 @@ class Compilation:
             self._plan = None
         self._parts = self._folded = self._sliced = None
         self._fetched, self._anew = [], []
+        self.brings = set()
+        if self._evicted:
+            self.evict_state(())
 
     def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:
         """Let a solver's backward passes, `backward_and_update`, carry out its updates of parameters, each as soon as
@@ -559,6 +631,8 @@ class Compilation:
         now = moves()
         if now != self._shapes_seen:  # some blob, perhaps of this net, has another shape or place
             if self._plan is not None and self._schedules is not None and not self._plan.fits(self._schedules):
+                self._schedules, self._planned = None, []
+            if self.brings != self._evicted_now():
                 self._schedules, self._planned = None, []
             if self._shapes == self._present_shapes():
                 self._shapes_seen = now

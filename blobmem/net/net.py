@@ -587,8 +587,8 @@ class Net(Access, Placement, Compilation):
         if self._chains_checked:
             return
         self._chains_checked = True
-        updates = {id(each) for each in self._updates or ()}
-        calls = [each for each in backward.calls if id(each) not in updates]
+        updates = {id(each.attributes) for each in self._updates or ()}
+        calls = [each for each in backward.calls if id(each.attributes) not in updates]
         found = {(r.layer, w.layer): (r, name, w) for r, name, w in stale_reads(forward.calls, calls)}
         for reader, name, writer in found.values():
             log.warning(

@@ -539,6 +539,33 @@ class Transfer(Step):
         return [*super().places(), (start, start + self.home.size, self.copies == OUT)]
 
 
+class Carry(Step):
+    """The same of what is evicted of a net's state, whose `home` is the memory itself: its host side has the bytes."""
+
+    __slots__ = ()
+
+    def _op_of(self, call: Call, family: str) -> Op:
+        return Op(str(call.op), _nothing, family=family, captures=False)
+
+    @property
+    def repeats(self) -> bool:
+        return False  # whoever uses the bytes next has to wait anew
+
+    def needs(self) -> Iterable[Need]:
+        yield from super().needs()
+        yield Need(self.attributes["home"], Side.HOST, self.call.operand(0).view.nbytes)
+
+    def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        home, view, out = self.attributes["home"], self.call.operand(0).view, self.call.op == "evict"
+        (home.take if out else home.give)(view, copy_stream(self.device, out))
+
+
+def _kind_of(call: Call) -> type[Step]:
+    if call.op not in Transfer.OPS:
+        return Step
+    return Transfer if isinstance(call.attributes["home"], Parked) else Carry
+
+
 def _nothing() -> None:
     pass
 
@@ -637,8 +664,7 @@ class Schedule:
             place = (call.layer, call.layer_name, call.op)
             mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()
             count[place] += call.once
-            kind = Transfer if call.op in Transfer.OPS else Step
-            self._steps.append(kind(call, device, self.side is Side.HOST, mark, self.streams))
+            self._steps.append(_kind_of(call)(call, device, self.side is Side.HOST, mark, self.streams))
         self._fused = {
             at: (group.stop, Step(group.call, device, False, Done(), self.streams)) for at, group in found.items()
         }

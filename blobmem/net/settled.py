@@ -89,7 +89,7 @@ class Settled:
 
     def end(self) -> None:
         """The iteration that `holds` was asked about has ended; nobody else has used any memory meanwhile."""
-        runs, *before = self._coming
+        (runs, *before), self._coming = self._coming, ((), -1, -1)  # else they would outlast their plan
         if self._left:
             self._left -= 1
         elif runs and before == [travels(), moves()] and all(s.repeats(start, stop) for s, start, stop in runs):

@@ -70,14 +70,15 @@ class Unfinished(Writer):
 class Spent(Writer):
     """Who wrote, in place of a net, the memories whose bytes its plan has given to other arrays.
 
-    `gradients` are the names of those that are of parameters.
+    `gradients` are the names of those that are of parameters, `state` of those that only passes bring to the device.
     """
 
-    __slots__ = ("_gradients", "_mode")
+    __slots__ = ("_gradients", "_mode", "_state")
 
-    def __init__(self, mode: str, gradients: Collection[str] = ()) -> None:
+    def __init__(self, mode: str, gradients: Collection[str] = (), state: Collection[str] = ()) -> None:
         self._mode = mode
         self._gradients = gradients
+        self._state = state
 
     def about_blob(self, name: str, owner: Any, memory: str) -> str:
         return (
@@ -92,6 +93,8 @@ class Spent(Writer):
         )
 
     def _remedy(self, memory: str) -> str:
+        if memory in self._state:
+            return "It is brought there by whole passes alone, as the device may hold no more: grant it more memory"
         if memory in self._gradients:
             return (
                 "A solver updates the parameter as soon as this gradient is complete. To have it between backward and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.net import Net, SharingReport, build_nets, weights
 from blobmem.net.begun import Begun
 from blobmem.net.builder import solver_specs
-from blobmem.net.schedule import secure
+from blobmem.net.schedule import Need, secure
 from blobmem.net.settled import Settled
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_solver
@@ -99,6 +100,7 @@ class Solver:
             net.debug_info |= self.param.debug_info
         self._check_fields()
         self.updater = self.updater_type(self.param, self.net, self.source)
+        self.net.beside = weakref.WeakMethod(self._present_needs)
         self._trial, self._timing = Trial(self.net), Timing(self.net)
         self.stopped = False
         self._snapshot_asked = False
@@ -342,6 +344,11 @@ class Solver:
         for net in tests:
             missing += net.missing()
         secure(missing)
+
+    def _present_needs(self) -> list[Need]:
+        """What is used beside the train net, for a plan of that which is being made: by updates, and by test nets."""
+        schedules = [schedule for net in self.test_nets for schedule in net.compiled()]
+        return [*self.updater.present_needs(), *(need for schedule in schedules for need in schedule.needs())]
 
     def _place_updates(self) -> bool:
         """Have parameters updated during backward if nobody is to see their gradients; whether they are."""

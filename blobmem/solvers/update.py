@@ -23,9 +23,10 @@ from blobmem.memory.blob import Blob
 from blobmem.net import Net
 from blobmem.net.begun import Begun
 from blobmem.net.build import LearnableParam
+from blobmem.net.plan import state
 from blobmem.net.schedule import Need, Schedule, secure
 from blobmem.net.settled import Run
-from blobmem.ops.call import Call, call, overwrite, read, read_diff, write
+from blobmem.ops.call import Call, call, memories, overwrite, read, read_diff, write
 from blobmem.ops.registry import table
 from blobmem.solvers.policy import LearningRate
 from blobmem.solvers.state import Slot, Slots
@@ -84,7 +85,8 @@ class Updater:
         self._left_out = _Count()
         self._placed: tuple[weakref.ref[Schedule], list[range]] | None = None
         self._compile()
-        net.beside = weakref.WeakMethod(self._present_needs)
+        net.beside = weakref.WeakMethod(self.present_needs)
+        net.updater = weakref.WeakMethod(self._calls_after)
 
     # ---------------------------------------------------------------- for subclasses to extend
 
@@ -173,9 +175,29 @@ class Updater:
             self._calls.append(update)
         if self.scaling is not None:
             self._calls.append(call("next_scale", write(self.scaling)))
-        self._schedule = Schedule(self._calls, self.device)
+        self._schedule, self._brought, self._room = Schedule(self._calls, self.device), set[SyncedMemory](), 0
         if self.param.clip_gradients >= 0 and self._norm is None:
             self._norm = _Norm(self.net)
+
+    def _bring(self) -> None:
+        """Let what `run` runs bring what is evicted now (`plan.state`)."""
+        evicted = self.net.brings
+        room = self.net.plan_bytes if evicted else 0
+        if (evicted, room) == (self._brought, self._room):
+            return
+        arena = self.net.arena_memory()
+
+        def bringing(calls: Sequence[Call]) -> Schedule:
+            if arena is None or not evicted:
+                return Schedule(calls, self.device)
+            return state.alone(calls, arena, self.device, evicted, room)
+
+        # of the updates, those that need not bring anything run as one, as ever
+        order = {"find_bad": 0, self.op: 1, "next_scale": 2}
+        calls = sorted(self._calls, key=lambda each: (order[str(each.op)], not evicted.isdisjoint(memories([each]))))
+        self._schedule, self._brought, self._room = bringing(calls), evicted, room
+        if self._norm is not None:
+            self._norm.schedule = bringing(self._norm.calls)
 
     def _checks(self, scaling: Blob) -> list[Call]:
         """What finds out whether the step is to be left out."""
@@ -199,6 +221,13 @@ class Updater:
         early &= not (net.param.debug_info or net.watches_backward) and self.scaling is None
         return net.update_in_backward(self._present_calls if early else None)
 
+    def _calls_after(self) -> Sequence[Sequence[Call]]:
+        """The calls of each schedule that `run` runs; none if `place` has made updates part of backward."""
+        if self.net.updates_in_backward:
+            return []
+        self._follow()
+        return [self._calls] if self._norm is None else [self._norm.calls, self._calls]
+
     def _present_calls(self) -> Sequence[Call]:
         self._follow()
         return self._calls
@@ -209,7 +238,7 @@ class Updater:
             return []
         return [need for schedule in self._schedules() for need in schedule.all_needs()]
 
-    def _present_needs(self) -> list[Need]:
+    def present_needs(self) -> list[Need]:
         """`needs`, for a plan that is being made: not to be kept, as arrays are about to move."""
         if self.net.updates_in_backward:
             return []
@@ -225,6 +254,7 @@ class Updater:
     def _schedules(self) -> list[Schedule]:
         """What `run` runs."""
         self._follow()
+        self._bring()
         return [self._schedule] if self._norm is None else [self._schedule, self._norm.schedule]
 
     def state_blobs(self) -> list[Blob]:
@@ -243,6 +273,8 @@ class Updater:
         secure(self._missing())
         gradients = (entry.blob.diff_view.memory for entry, _ in self._entries)
         self.net.group.check(self.net.identity, dict.fromkeys(gradients, False))
+        if self._brought:
+            self.net.vacate_arena()
         scale = self._clip() / self.param.iter_size
         rate = self.rate.advance(iteration)
         self._set_attributes(self._schedule, rate, scale, iteration)
@@ -456,9 +488,9 @@ class _Norm:
     def __init__(self, net: Net) -> None:
         learned = [entry.blob for entry in net.learnable if entry.lr_mult != 0 or _has_gradient(net, entry)]
         self.sum = Blob((1,), dtype=np.float64, device=net.device, name="sum of squared gradients")
-        calls = [call("fill", overwrite(self.sum), value=0.0)]
-        calls += [call("sumsq", read_diff(blob), write(self.sum)) for blob in learned]
-        self.schedule = Schedule(calls, net.device)
+        self.calls = [call("fill", overwrite(self.sum), value=0.0)]
+        self.calls += [call("sumsq", read_diff(blob), write(self.sum)) for blob in learned]
+        self.schedule = Schedule(self.calls, net.device)
 
     def compute(self) -> float:
         self.schedule.run()

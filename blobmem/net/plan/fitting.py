@@ -69,7 +69,7 @@ class Made:
         absent: memories that forward does not write, as they are.
         drawn: their lifetimes, where the net's arrays take turns.
         homes: of memories that are evicted, where their bytes go.
-        fetched: arrays in which they come back.
+        fetched: arrays in which they come back, and in which what is evicted of parameters and the like is used.
         evicted: bytes that leave the device in a pass, or come back.
         sliced: how a run of layers takes the batch in slices, if one does.
         anew: arrays that are made anew for want of room.
@@ -97,11 +97,12 @@ class Made:
         return self.drawn
 
 
-def fitting(net: Net, made: Made) -> Made:
+def fitting(net: Net, made: Made, slices: bool = True) -> Made:
     """The calls, drafted; by others, if they need more than the device may hold.
 
-    Of all ways that fit, the one that is reckoned to take least time for what it does beside the usual calls. Raises
-    OutOfDeviceMemory, naming the least that would do, if none does.
+    Of all ways that fit, the one that is reckoned to take least time for what it does beside the usual calls; with
+    slices of the batch, if it may have `slices`, where none does otherwise. Raises OutOfDeviceMemory, naming the least
+    that would do, if none does.
     """
     made.drawn = draft(net, made.schedules, made.kept)
     most = net.device.most_bytes
@@ -109,20 +110,23 @@ def fitting(net: Net, made: Made) -> Made:
         return made
     beside = _beside(net, made)
     room, usual = most - beside, made
-    if made.places.layout.nbytes <= room:
+    others, who = max(_sharers(net), default=(0, ""))
+    if max(made.places.layout.nbytes, others) <= room:
         return made
     smallest, best, times, plain = usual, None, Times(net.device), list[_Way]()
-    for way in chain(_ways(net, usual, room, times), _in_slices(net, plain, room)):
+    for way in chain(_ways(net, usual, room, times), _in_slices(net, plain, room) if slices else ()):
         if best is not None and way.away is None:
             break  # these are for want of others
         plain += [way] if way.away is None else []
         for fitted in _evicted(net, way, room):
-            if fitted.places.layout.nbytes <= room:
+            if max(fitted.places.layout.nbytes, others) <= room:
                 ms = reckon(fitted.places, times).ms
                 best = min(best or (ms, fitted), (ms, fitted), key=itemgetter(0))
                 break
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
     if best is None:
+        if others > smallest.places.layout.nbytes:
+            raise _too_little_for(who, others, net, most, beside)
         raise _too_little(net, smallest, usual, most, beside)
     ms, fitted = best
     log.info(
@@ -140,6 +144,20 @@ def fitting(net: Net, made: Made) -> Made:
     net._fetched, net._sliced, net._anew = fitted.fetched, fitted.sliced, fitted.anew
     net.streams, net.open_streams = 1, None  # which is not to be tried on two
     return fitted
+
+
+def _sharers(net: Net) -> Iterator[tuple[int, str]]:
+    """What others need of its arena, who have no other way, and who these are: updates that come after backward, and
+    nets that run forward alone."""
+    arena, needs = net.arena_memory(), net.beside()
+    yield (
+        max((need.nbytes for need in (() if needs is None else needs()) if need.memory is arena), default=0),
+        "updates",
+    )
+    for other in net.group.members:
+        if other.forward_only and other._arena is net._arena:
+            other.compiled()
+            yield other.plan_bytes, str(other.identity)
 
 
 class _Way(NamedTuple):
@@ -201,7 +219,7 @@ def _in_slices(net: Net, ways: Iterable[_Way], room: int) -> Iterator[_Way]:
     if "slices" not in net.passes or net._dynamic:
         return
     made = min(ways, key=lambda way: lowest(way.found, way.load)).made
-    net._fetched, net._sliced, net._anew = [], None, made.anew
+    net._fetched, net._sliced, net._anew = made.fetched, None, made.anew
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
     slicer = Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
     tried: list[tuple[int, Sliced]] = []
@@ -226,7 +244,7 @@ def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
         # as much as is left beside arrays for gaps between these
         calls = with_room(calls, load, (room + int(load.max())) // 2)
         sliced = sliced._replace(forward=calls[:forward], backward=calls[forward:])
-    net._fetched, net._sliced = [], sliced
+    net._fetched, net._sliced = made.fetched, sliced
     schedules = net._scheduled(sliced.forward, sliced.backward, made.passing)
     made = dataclasses.replace(
         made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, schedules=schedules,
@@ -246,7 +264,7 @@ def _reckoned(net: Net, made: Made, sliced: Sliced | None) -> tuple[np.ndarray, 
     """The bytes in use at each call, scratch apart, with all evicted that can be; with a run of layers in slices, if
     one is given. And the calls one by one, none of them bound to the device: that may choose algorithms.
     """
-    net._fetched, net._sliced = [], sliced
+    net._fetched, net._sliced = made.fetched, sliced
     forward, backward = (sliced.forward, sliced.backward) if sliced is not None else (made.forward, made.backward)
     ops, last = table(net.device.family), net._images_last
     passes = [channels_last(calls) if last else calls for calls in (forward, backward)]
@@ -256,6 +274,12 @@ def _reckoned(net: Net, made: Made, sliced: Sliced | None) -> tuple[np.ndarray, 
     for each in found:
         load[each.left + 1 : each.back] -= each.size
     return load, [*forward, *backward]
+
+
+def room_of(net: Net, made: Made) -> int:
+    """Bytes that there are for the arena, on a device that has a limit."""
+    assert net.device.most_bytes is not None
+    return net.device.most_bytes - _beside(net, made)
 
 
 def _beside(net: Net, made: Made) -> int:
@@ -316,14 +340,14 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], room: int = 0) ->
         joints(made.backward, device, last, made.passing),
     )
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
-    net._fetched, net._sliced, net._anew = found.fetched, made.sliced, made.anew
+    net._fetched, net._sliced, net._anew = [*made.fetched, *found.fetched], made.sliced, made.anew
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     drawn = draft(net, schedules, made.kept)
     if room:
         drawn = lingering(drawn, Times(device), room)
     return Made(
         found.forward, found.backward, found.remade, made.kept, made.passing, schedules, made.again, made.absent,
-        drawn, found.homes, found.fetched, travelling(chosen), made.sliced, made.anew,
+        drawn, found.homes, net._fetched, travelling(chosen), made.sliced, made.anew,
     )  # fmt: skip
 
 
@@ -361,6 +385,17 @@ def _about_slices(net: Net, least: Made, usual: Made, layer: int) -> tuple[str, 
     if found is None or "slices" not in net.passes:
         return how, ""
     return how, f" Layer '{found.layer_name}' takes no slices of the batch, for '{found.op}'."
+
+
+def _too_little_for(who: str, nbytes: int, net: Net, most: int, beside: int) -> OutOfDeviceMemory:
+    """What to say where others need more of a net's arena than there may be."""
+    needed = beside + nbytes
+    return OutOfDeviceMemory(
+        f"{who}, beside {net.identity}, needs at least {needed} bytes on the {net.device.name} device, which may hold "
+        f"{most}: {readable_bytes(nbytes)} for its arrays, and {readable_bytes(beside)} that stay there. Grant that "
+        f"much, or take a smaller batch there",
+        needed, most - net.device.statistics.bytes_held, most, net.device.holders(),
+    )  # fmt: skip
 
 
 def _own(drawn: Draft) -> Iterator[Lifetime]:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from blobmem.devices import Device
 from blobmem.errors import SharedBlobError
 from blobmem.memory import Intent, Side, SyncedMemory
@@ -61,13 +63,18 @@ class Arena:
         """Whether the last pass was under this plan."""
         return self._last is plan
 
+    def vacate(self) -> None:
+        """Who has no plan is about to use the bytes: no array has any."""
+        if self._last is not None:
+            self._last.spend(self._last.memories)
+            self._last._send_home()
+            self._last = None
+
     def enter(self, plan: Plan) -> bool:
         """A pass under this plan begins: the arrays of other plans have no bytes any more. Whether that is news."""
         if self._last is plan:
             return False
-        if self._last is not None:
-            self._last.spend(self._last.memories)
-            self._last._send_home()
+        self.vacate()
         self._last = plan
         return True
 
@@ -193,14 +200,15 @@ class Plan:
         drawn: Draft | None = None,
         homes: Mapping[SyncedMemory, Parked] | None = None,
     ) -> None:
-        self.spent = Spent(net.memory, {f"{entry.blob.name}.diff" for entry in net.learnable})
+        gradients, state = {f"{entry.blob.name}.diff" for entry in net.learnable}, {each.name for each in net.brings}
+        self.spent = Spent(net.memory, gradients, state)
         self.arena, self._side = arena, schedules[0].side
         drawn = drawn or draft(net, schedules, keep)
         units, lives, lying = drawn.units, drawn.lives, drawn.lying
         places, self.until, self.layout, self.kept = drawn.places(), drawn.until, drawn.layout, [*keep]
         self.nbytes = self.layout.nbytes
         self._homes = dict(homes or {})  # by the slots, once these are there
-        self._tight = bool(homes)
+        self._tight = bool(net._fetched)
         self.tenants: list[_Tenant] = []
         self.memories: set[SyncedMemory] = set()
         self._binds: list[tuple[SyncedMemory, Sequence[Bind]]] = []  # puts into each of these what of the net is there
@@ -278,6 +286,15 @@ class Plan:
     def _slot(self, place: tuple[Lifetime, int], name: str) -> Slot:
         life, offset = place
         return Slot(self.arena, offset, life.nbytes, name)
+
+    def loads(self, steps: int) -> np.ndarray:
+        """Bytes in use in each step of the pass, of so many."""
+        load = np.zeros(steps + 1, np.int64)
+        for tenant in self.tenants:
+            for (start, stop), until in zip(tenant.ranges, tenant.untils, strict=True):
+                load[tenant.first] += stop - start
+                load[until + 1] -= stop - start
+        return np.cumsum(load)[:-1]
 
     # ---------------------------------------------------------------- while it holds
 
@@ -379,8 +396,8 @@ class Plan:
 
     @property
     def evicts(self) -> bool:
-        """Whether bytes of the host are kept for what it evicts."""
-        return bool(self._homes)
+        """Whether it has arrays for what is at the host at other times."""
+        return self._tight
 
     @property
     def has_room(self) -> bool:

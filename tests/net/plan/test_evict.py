@@ -591,6 +591,33 @@ def test_solvers_train_the_same(options):
     assert_same(*traces)
 
 
+WIDE_TEST = DATA.replace('type: "DummyData"', 'type: "DummyData" include { phase: TRAIN }') + DATA.split("\n", 2)[2].replace(
+    'type: "DummyData"', 'type: "DummyData" include { phase: TEST }'
+).replace("shape { dim: 3", "shape { dim: 20")  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_what_fits_at_planning_never_fails_in_a_test(share):
+    """A test net's inputs and arrays are counted, in the arena of the train net or in one of its own."""
+
+    def solver(device):
+        return solver_of(
+            read_net(WIDE_TEST + DEEP.removeprefix(DATA)), device=device, memory="train", share=share, tests=True
+        )
+
+    limit = least(simulated, lambda device: solver(device).step(1))
+    device = SimulatedDevice(limit)
+    each = solver(device)
+    each.step(1)
+    before = device.statistics.snapshot()
+    each.test_all()
+    each.step(1)
+    each.test_all()
+    assert device.statistics.peak_bytes <= limit and (device.statistics - before).allocator_calls > 0
+    with pytest.raises(OutOfDeviceMemory, match=rf"needs at least {limit} bytes"):
+        solver(SimulatedDevice(limit - 1)).step(1)
+
+
 def iterate_alone(net):
     net.clear_param_diffs()
     result = [net.run_forward()]

@@ -14,6 +14,7 @@ from blobmem import SimulatedDevice
 from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.errors import OutOfDeviceMemory, SharedBlobError
 from blobmem.net import schedule
+from blobmem.net.plan import state
 
 DATA = """
 name: "large" force_backward: true
@@ -40,6 +41,14 @@ def images(outputs):
 
 
 IMAGES = images(16)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def state_stays():
+    """Parameters and solver state would be evicted first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "FROM", 1 << 40)
+        yield
 
 
 def simulated(capacity):

@@ -1,0 +1,470 @@
+"""Nets for whose parameters and solver's state their device has no room: the same bits, never a byte more."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+from cuda_devices import EXACT_GPU, needs_compiler
+from cuda_emulation import EmulatedCuda
+from late_streams import ORDERS, LateSimulated, launch_late
+from plan_nets import DATA, ask_at_random, assert_same, conv, layer, loss, made, run_layer_by_layer
+
+from blobmem import TEST, Blob, Net, SimulatedDevice, get_solver
+from blobmem.errors import DeviceError, OutOfDeviceMemory, SharedBlobError
+from blobmem.footprint import footprint
+from blobmem.memory import SyncedMemory
+from blobmem.memory.parked import Parked
+from blobmem.net import schedule
+from blobmem.net.plan import state, times
+from blobmem.ops.call import call, memories, read_diff, write
+from blobmem.proto.text import read_net, read_solver
+
+KINDS = {
+    "SGD": "momentum: 0.9",
+    "Adam": 'type: "Adam" momentum: 0.9 momentum2: 0.99',
+    "two batches": "momentum: 0.9 iter_size: 2",
+    "clipped": 'type: "Adam" momentum: 0.9 momentum2: 0.99 clip_gradients: 0.1',
+}
+
+
+def inner(name, bottom, outputs, rate=1, tied=False):
+    fillers = 'weight_filler { type: "xavier" } bias_filler { type: "constant" value: 0.1 }'
+    names = ['name: "w"', 'name: "b"'] if tied else ["", ""]
+    rates = f"param {{ {names[0]} lr_mult: {rate} }} param {{ {names[1]} lr_mult: {2 * rate} decay_mult: 0 }}"
+    options = f"{rates} inner_product_param {{ num_output: {outputs} {fillers} }}"
+    return layer("InnerProduct", name, bottom, name, options) + layer("ReLU", f"{name}r", name, name)
+
+
+POOL = "pooling_param { kernel_size: 2 stride: 2 }"
+TAIL = (
+    inner("fc6", "p", 300) + layer("Dropout", "d6", "fc6", "fc6") + inner("fc7", "fc6", 200)
+    + layer("Dropout", "d7", "fc7", "fc7") + loss("fc7")
+)  # fmt: skip
+# as CaffeNet, and as VGG-16: convolutions, of which the last are no small ones, and most parameters behind them
+NETS = {
+    "caffenet": DATA + conv("c1", "data", outputs=8) + layer("ReLU", "r1", "c1", "c1") + layer("LRN", "n", "c1", "n")
+    + layer("Pooling", "p", "n", "p", POOL) + TAIL,
+    "vgg": DATA + conv("c1", "data", outputs=12) + layer("ReLU", "r1", "c1", "c1") + conv("c2", "c1", outputs=12)
+    + layer("ReLU", "r2", "c2", "c2") + layer("Pooling", "p", "c2", "p", POOL) + TAIL,
+}  # fmt: skip
+NETS["small"] = DATA + inner("fc6", "data", 100) + inner("fc7", "fc6", 80) + loss("fc7")
+# parameters that two layers have, that no update changes, and that forward does
+NETS["odd"] = (
+    DATA + inner("fc6", "data", 150) + inner("one", "fc6", 150, tied=True) + inner("two", "one", 150, tied=True)
+    + inner("still", "two", 1100, rate=0) + layer("BatchNorm", "norm", "still", "still") + loss("still")
+)  # fmt: skip
+INPUTS = "input_param { shape { dim: 3 dim: 2 dim: 6 dim: 5 } shape { dim: 3 dim: 4 } }"
+NETS["inputs"] = (
+    'name: "inputs" force_backward: true '
+    + layer("Input", "data", "", "data", f'top: "t" {INPUTS}') + NETS["vgg"].removeprefix(DATA)
+)  # fmt: skip
+
+
+def solver(device, net="vgg", kind="SGD", **options):
+    """With a test net, that is run every other iteration."""
+    param = read_solver(
+        'base_lr: 0.01 lr_policy: "step" gamma: 0.5 stepsize: 2 weight_decay: 0.001 random_seed: 1 test_iter: 1 '
+        f"test_interval: 2 {KINDS[kind]}"
+    )
+    param.net_param.CopyFrom(read_net(NETS[net]))
+    each = get_solver(param, device=device, memory="train", **{"share": True, **options})
+    each.net.passes -= {"slices"}  # which change bits
+    return each
+
+
+def trained(each, iterations=4):
+    """Losses and all parameters after each iteration, and the history at the end."""
+    trace = []
+    for _ in range(iterations):
+        each.step(1)
+        trace += [np.array(each._losses[-1]), *(entry.blob.cpu_data().copy() for entry in each.net.learnable)]
+    return [*trace, *(array.copy() for array in each.updater.arrays())]
+
+
+@functools.cache
+def unlimited(net="vgg", kind="SGD", **options):
+    """What a solver holds without a limit, and what it then trains."""
+    each = solver(SimulatedDevice(), net, kind, **options)
+    trace = trained(each)
+    assert not each.net._evicted
+    return each.net.device.statistics.peak_bytes, trace
+
+
+@functools.cache
+def least(net="vgg", kind="SGD", **options):
+    """The least limit that does, as the error says."""
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        solver(SimulatedDevice(1), net, kind, **options).step(1)
+    return caught.value.requested
+
+
+def evicted(net):
+    return [memory.name for memory in net._evicted]
+
+
+# -------------------------------------------------------------------- the same bits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("net", ["caffenet", "vgg"])
+def test_solvers_train_the_same_in_less_than_their_state(net, kind):
+    needed, trace = unlimited(net, kind)
+    lowest, found = least(net, kind), []
+    for limit in (lowest, (lowest + needed) // 2):
+        device = SimulatedDevice(limit)
+        each = solver(device, net, kind)
+        assert_same(trained(each), trace)
+        found.append(evicted(each.net))
+        before = device.statistics.snapshot()
+        each.step(4)
+        assert device.statistics.peak_bytes <= limit and (device.statistics - before).allocator_calls == 0
+    assert lowest < 0.8 * needed and "fc6/0/history" in found[1] and len(found[0]) > len(found[1])
+    assert any(name.endswith("/0") for name in found[0])
+    assert any(name.endswith(".diff") for name in found[0]) == (kind in ("two batches", "clipped"))
+
+
+def test_state_is_evicted_before_the_batch_is_taken_in_slices():
+    """Which would change bits; the least is that of either."""
+    text = DATA.replace("dim: 3", "dim: 4").replace("dim: 6 dim: 5", "dim: 24 dim: 24") + conv("c1", "data", outputs=16)
+    text += conv("c2", "c1", outputs=16) + layer("Pooling", "p", "c2", "p", "pooling_param { global_pooling: true }")
+    text += loss("p")
+
+    def built(device, **options):
+        net = made(text, device, "train", **options)
+        net.compiled()
+        return net
+
+    limits = []
+    for passes in (["slices"], []):
+        with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+            built(SimulatedDevice(1), passes=passes)
+        limits.append(caught.value.requested)
+    assert limits[0] < limits[1]
+    nets = [built(SimulatedDevice(limit), passes=["slices"]) for limit in limits]
+    assert [net._sliced is not None for net in nets] == [True, False] == [not evicted(net) for net in nets]
+
+
+@pytest.mark.parametrize("kind", ["SGD", "two batches"])
+def test_odd_parameters(kind):
+    """Parameters that layers share come for each of these; what forward changes goes back behind it."""
+    lowest = least("odd", kind)
+    each = solver(SimulatedDevice(lowest), "odd", kind)
+    assert_same(trained(each), unlimited("odd", kind)[1])
+    assert each.net.device.statistics.peak_bytes <= lowest
+    assert {"one/0/history", "still/0", "norm/0", "norm/1"} <= {*evicted(each.net)}
+    assert any(call.op == "evict" and call.attributes["home"].name == "norm/0" for call in each.net.compiled()[0].calls)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_footprints_are_exact(kind):
+    """By purposes: what comes to the arena counts as what it is."""
+    param = read_solver(f'base_lr: 0.01 lr_policy: "fixed" test_iter: 1 test_interval: 2 {KINDS[kind]}')
+    param.net_param.CopyFrom(read_net(NETS["vgg"]))
+    capacity = least(kind=kind)
+    found = footprint(param, schemes=["planned"], make_device=lambda: SimulatedDevice(capacity), measured=True)[
+        "planned"
+    ]
+    assert found.predicted == found.measured and sum(found.predicted) <= capacity
+    purposes = found.train.purposes
+    assert purposes["data"] < 20_000 and min(purposes["params"], purposes["gradients"]) > 100_000
+
+
+def test_with_enough_memory_nothing_is_different():
+    needed, trace = unlimited()
+    each = solver(SimulatedDevice(needed))
+    assert_same(trained(each), trace)
+    assert not evicted(each.net)
+    assert not any(call.op in ("fetch", "evict") for one in each.net.compiled() for call in one.calls)
+
+
+def test_less_than_the_least_says_how_much_that_is():
+    with pytest.raises(OutOfDeviceMemory, match=f"needs at least {least()} bytes"):
+        solver(SimulatedDevice(least() - 1)).step(1)
+    device = SimulatedDevice(least() - 1)
+    each = solver(device)
+    with pytest.raises(OutOfDeviceMemory):
+        each.step(1)
+    device.capacity += 1
+    assert_same(trained(each), unlimited()[1])
+
+
+def test_each_copy_is_made_once():
+    """What an update changes goes there and back; a parameter comes for forward, for backward, and where its update is
+    not in its layer, for that."""
+    each = solver(SimulatedDevice(least()))
+    each.step(3)
+    each.param.test_interval = 100
+    each.step(1)
+    calls = [call for one in each.net.compiled() for call in one.calls]
+    copies = {op: [call for call in calls if call.op == op] for op in ("fetch", "evict")}
+    coming, going = (
+        [call.attributes["home"] for call in found if not isinstance(call.attributes["home"], Parked)]
+        for found in copies.values()
+    )
+    counts = {memory.name: coming.count(memory) for memory in coming}
+    assert len(going) == len({*going}) and max(counts.values()) <= 3
+    assert counts["fc6/0"] == 2 and counts["fc6/0/history"] == 1
+    before = each.net.device.statistics.snapshot()
+    each.step(1)
+    done = each.net.device.statistics - before
+    came, went = (sum(call.operand(0).view.nbytes for call in found) for found in copies.values())
+    assert (done.htod_bytes, done.dtoh_bytes) == (came, went + 4)  # and the loss
+    assert all(memory.gpu_capacity == 0 for memory in coming)
+
+
+def test_state_is_fetched_as_early_as_its_copies_want(monkeypatch):
+    """Where there is room for it: then calls run between that and the first that waits for it."""
+    limit, early = (least() + unlimited()[0]) // 2, []
+    for link in (1e15, 1e6):
+        monkeypatch.setattr(times, "LINK", link)
+        each = solver(SimulatedDevice(limit))
+        assert_same(trained(each), unlimited()[1])
+        assert each.net.device.statistics.peak_bytes <= limit
+        early.append(0)
+        for calls in (one.calls for one in each.net.compiled()):
+            for at, fetched in enumerate(calls):
+                if fetched.op == "fetch" and not isinstance(fetched.attributes["home"], Parked):
+                    array = fetched.operand(0).memory
+                    early[-1] += next(n for n, call in enumerate(calls[at + 1 :]) if array in memories([call]))
+    assert early[1] > early[0]
+
+
+def test_updates_after_backward_have_the_next_one_fetched_meanwhile():
+    """Where there is room for both; but not what the one before has still to write."""
+    device = SimulatedDevice()
+    blobs = [Blob(256, device=device, name=name) for name in "abc"]
+    attributes = {"decay": 0.0, "regularization": "L2", "scale": 1.0, "rate": 0.5, "momentum": 0.9}
+    history = Blob(256, device=device, name="history")  # of all
+    calls = [call("sgd_update", read_diff(blob), write(blob), write(history), **attributes) for blob in blobs]
+    one = ["fetch", "sgd_update", "evict"]
+    for names, room, wanted in (
+        ([blob.data_view.memory for blob in blobs], 0, 3 * one),
+        ([blob.data_view.memory for blob in blobs], 2048, ["fetch", "fetch", *one[1:], *one, *one[1:]]),
+        ([history.data_view.memory], 2048, ["fetch", *3 * ["sgd_update"], "evict"]),
+    ):
+        arena = SyncedMemory(0, device)
+        found = state.alone(calls, arena, device, {*names}, room)
+        assert [each.op for each in found.calls] == wanted
+        for blob in blobs:
+            blob.data[...], blob.diff[...] = 1, 2
+        history.data[...] = 0
+        found.run()
+        assert arena.gpu_capacity == (2048 if len(names) == 3 and room else 1024)
+        assert [float(blob.data[0]) for blob in blobs] == pytest.approx([0, -0.9, -1.71])
+
+
+@pytest.mark.parametrize("part", [0, 0.5])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", ["SGD", "clipped"])
+def test_copies_may_be_late(monkeypatch, order, kind, part):
+    """They are made when somebody waits for them, and so is what is computed, or at random."""
+    monkeypatch.setattr(schedule.Step, "launch", launch_late)
+    needed, trace = unlimited(kind=kind)
+    device = LateSimulated(order, capacity=int(least(kind=kind) * (1 - part) + needed * part))
+    each = solver(device, kind=kind)
+    assert_same(trained(each), trace)
+    assert evicted(each.net)
+
+
+@pytest.fixture(params=[pytest.param(EmulatedCuda, marks=needs_compiler, id="emulated"), EXACT_GPU])
+def make(request):
+    return request.param
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # for which float16's steps are left out
+@pytest.mark.parametrize(
+    "kind, dtype", [("SGD", "float32"), ("two batches", "float32"), ("SGD", "float16"), ("clipped", "bfloat16")]
+)
+def test_beside_cuda_graphs(make, kind, dtype):
+    """In halves what they are the roundings of is evicted, too."""
+
+    def stepped(limit):
+        each = solver(make(limit) if make is EmulatedCuda else make(limit=limit), "small", kind, dtype=dtype)
+        trace = [array.astype(np.float32) for array in trained(each, 4)]
+        return each, [*trace, *each.updater.unrounded().values()]
+
+    unlimited, trace = stepped(None)
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        stepped(1)
+    limit = caught.value.requested
+    tight, found = stepped(limit)
+    assert_same(found, trace)
+    assert tight.net.device.statistics.peak_bytes <= limit < unlimited.net.device.statistics.peak_bytes
+    assert "fc6/0/history" in evicted(tight.net) and "" in tight.net.why_eager().values()  # some of it is in graphs
+    assert ("fc6/0/master" in evicted(tight.net)) == (dtype != "float32")
+
+
+# -------------------------------------------------------------------- whoever looks
+
+
+def pair(kind="SGD", **options):
+    """A solver without a limit, and one with the least."""
+    return solver(SimulatedDevice(), kind=kind, **options), solver(
+        SimulatedDevice(least(kind=kind)), kind=kind, **options
+    )
+
+
+def test_what_a_script_writes_between_steps_counts():
+    traces = []
+    for each in pair():
+        traces.append(trained(each, 2))
+        each.net.params["fc6"][0].data[:10] *= 2
+        held = each.net.params["fc7"][0].data
+        each.updater.history[2][0].data[...] = 0.5
+        held[0] = 3
+        traces[-1] += trained(each, 2)
+        each.net.params["fc6"][0].data[...] = 0
+        each.net.run_forward()
+        traces[-1].append(each.net.blobs["loss"].cpu_data().copy())
+    assert_same(*traces)
+
+
+def test_who_wants_it_on_the_device_has_it_there():
+    """By memory of the device, which there has to be."""
+    free, tight = pair()
+    for each in (free, tight):
+        each.step(2)
+    memory = tight.net.params["fc6"][0].data_view.memory
+    assert memory.evicted and memory.gpu_capacity == 0
+    with pytest.raises(OutOfDeviceMemory):
+        tight.net.params["fc6"][0].gpu_data()
+    tight.net.device.capacity *= 2
+    traces = []
+    for each in (free, tight):
+        blob = each.net.params["fc6"][0]
+        array = each.net.device.as_array(blob.mutable_gpu_data(), blob.shape, np.float32)
+        array *= 2
+        traces.append(trained(each, 2))
+    assert_same(*traces)
+
+
+def test_other_nets_share_the_parameters():
+    """One that keeps all its blobs takes them on the device; one with an arena brings them, and so a test net does."""
+    traces = []
+    for each in pair():
+        each.net.device.capacity *= 3
+        others = [
+            Net(read_net(NETS["vgg"]), TEST, device=each.net.device, seed=1, memory=memory)
+            for memory in ("keep", "inference")
+        ]
+        for other in others:
+            other.share_with(each.net)
+        traces.append([])
+        for _ in range(3):
+            each.step(1)
+            traces[-1] += [other.run_forward() for other in (*others, *each.test_nets)]
+        kept, brings = (any(call.op == "fetch" for call in other.compiled()[0].calls) for other in others)
+        assert not kept and brings == bool(evicted(each.net))
+    assert_same(*traces)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "two batches"])
+def test_snapshots_are_the_same(tmp_path, monkeypatch, kind):
+    files = []
+    for name, each in zip("ab", pair(kind), strict=True):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        each.param.snapshot_prefix = "s"
+        each.step(3)
+        each.snapshot()
+        each.step(2)
+        files.append([(path.name, path.read_bytes()) for path in sorted(folder.iterdir())])
+        trace = trained(each, 1)
+        each.restore("s_iter_3.solverstate")
+        each.step(2)
+        assert_same(trained(each, 1), trace)
+        each.net.copy_trained_layers_from("s_iter_3.caffemodel")
+        files[-1].append(trained(each, 1)[1].tobytes())
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("call, nth", [("memcpy_htod", 2), ("memcpy_htod", 9), ("memcpy_dtoh", 1), ("memcpy_dtoh", 4)])
+def test_a_copy_that_fails_loses_nothing(caplog, call, nth):
+    """Parameters are what they were, but for those whose updates have ended; then the warning says so."""
+    each, (_, trace) = solver(SimulatedDevice(least())), unlimited()
+    each.step(1)
+    count = itertools.count(1)
+    each.net.device.fail_at = lambda name, _: name == call and next(count) == nth
+    with pytest.raises(DeviceError, match="as fail_at asked"):
+        each.step(1)
+    each.net.device.fail_at = None
+    now, size = [entry.blob.cpu_data().copy() for entry in each.net.learnable], len(each.net.learnable)
+    states = zip(now, trace[1 : size + 1], trace[size + 2 :], strict=False)
+    kinds = {(np.array_equal(at, before), np.array_equal(at, after)) for at, before, after in states}
+    amid = "amid its updates" in caplog.text
+    assert kinds <= ({(True, False), (False, True)} if amid else {(True, False)})
+    each.step(1)
+
+
+def test_a_net_without_a_solver():
+    """Its gradients are evicted, too, and parts of passes find what they need."""
+    text, runs = NETS["vgg"], []
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        made(text, SimulatedDevice(1), "train", passes=()).compiled()
+    for device in (SimulatedDevice(), SimulatedDevice(caught.value.requested)):
+        net = made(text, device, "train", passes=())
+        net.clear_param_diffs()
+        trace = [net.run_forward()]
+        net.run_backward()
+        net.run_forward()
+        net.run_backward()  # adds
+        trace += [entry.blob.cpu_diff().copy() for entry in net.learnable]
+        run_layer_by_layer(net)
+        trace += [entry.blob.cpu_diff().copy() for entry in net.learnable]
+        runs.append(trace)
+    assert {"fc6/0", "fc6/0.diff"} & {*evicted(net)}
+    assert_same(*runs)
+
+
+def test_parts_of_passes_give_the_right_numbers_or_none(monkeypatch):
+    """What is brought before its layer is not there for that layer by itself, which says so."""
+    monkeypatch.setattr(times, "LINK", 1e6)
+    text = NETS["vgg"]
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        made(text, SimulatedDevice(1), "train", passes=()).compiled()
+    kept = made(text, SimulatedDevice(), "keep")
+    net = made(text, SimulatedDevice(caught.value.requested + 200_000), "train", passes=(), keep=["p"])
+    for each in (kept, net):
+        each.clear_param_diffs()
+        each.run_forward()
+        each.run_backward()
+    with pytest.raises(SharedBlobError, match="'fc6/0'.*brought there by whole passes"):
+        net.run_forward(net.layer_names.index("fc6"))
+    ask_at_random(1, net, kept, ["forward", "start", "between", "backward", "down from", "down to", "layer by layer"])
+
+
+@pytest.mark.parametrize("kind", ["SGD", "two batches"])
+def test_smaller_and_larger_batches_take_turns(kind):
+    """A plan that evicts more has a larger arena than there is room for where less is evicted."""
+    traces, counts = [], []
+    limit = 930_000 if kind == "SGD" else 1_000_000
+    for device in (SimulatedDevice(), SimulatedDevice(limit)):
+        each = solver(device, "inputs", kind)
+        traces.append([])
+        for items in (3, 24, 3, 24):
+            for net in (*each.test_nets, each.net):
+                for name in ("data", "t"):
+                    blob = net.blobs[name]
+                    blob.reshape(items, *blob.shape[1:])
+                    blob.data[...] = np.random.default_rng(items).normal(size=blob.shape)
+            each.net.reshape()
+            traces[-1] += trained(each, 2)
+            counts.append(len(evicted(each.net)))
+    assert_same(*traces)
+    assert device.statistics.peak_bytes <= limit and counts[-1] > 0
+    assert kind != "SGD" or (counts[-2] < counts[-1] and device.statistics.shrinks > 0)
+
+
+def test_a_net_that_has_room_again_evicts_nothing():
+    """It is planned anew for another shape; nothing that was evicted is lost."""
+    free, tight = pair()
+    traces = []
+    for each in (free, tight):
+        trace = trained(each, 2)
+        each.net.device.capacity = 1 << 30
+        each.net.reshape()
+        traces.append(trace + trained(each, 2))
+    assert not evicted(tight.net) and not tight.net.params["fc6"][0].data_view.memory.evicted
+    assert_same(*traces)
