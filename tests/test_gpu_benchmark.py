@@ -29,7 +29,6 @@ from benchmarks import (
     streams,
 )
 from blobmem import SimulatedDevice
-from blobmem.net.plan import fitting
 
 ROOT = Path(__file__).parents[1]
 
@@ -191,7 +190,7 @@ def test_limits_of_a_need_are_kept_or_the_least_is_granted():
 
 
 def test_the_batches_of_a_curve_double_until_they_do_not_fit(monkeypatch):
-    monkeypatch.setattr(fitting, "_in_slices", lambda *_: [])  # which take a while to plan
+    monkeypatch.setattr("blobmem.net.plan.fitting._in_slices", lambda *_: [])  # which take a while to plan
     args = oversubscribed(curve=10_000_000, points=9)
     ends = {row["batch"]: row for _, row in oversubscription.rows("lenet:32", "fp32", args)}
     *fitting, last = ends.values()
