@@ -404,6 +404,21 @@ def test_a_copy_that_fails_loses_nothing(caplog, call, nth):
     each.step(1)
 
 
+@pytest.mark.parametrize("kind", ["two batches", "clipped"])
+def test_a_copy_that_fails_amid_updates_after_backward_is_told(caplog, kind):
+    each = solver(SimulatedDevice(least(kind=kind)), kind=kind)
+    each.step(1)
+    count, copies = itertools.count(), each.net.device.statistics.dtoh_copies
+    each.step(1)
+    last = each.net.device.statistics.dtoh_copies - copies
+    each.net.device.fail_at = lambda name, _: name == "memcpy_dtoh" and next(count) == last - 4
+    with pytest.raises(DeviceError, match="as fail_at asked"):
+        each.step(1)
+    each.net.device.fail_at = None
+    assert each.iter == 2 and "amid its updates" in caplog.text
+    each.step(1)
+
+
 def test_a_net_without_a_solver():
     """Its gradients are evicted, too, and parts of passes find what they need."""
     text, runs = NETS["vgg"], []
