@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -558,10 +559,15 @@ class Compilation:
         """Let the arena, which does not hold a plan of this net now, take no more than so many bytes."""
         arena = self.arena_memory()
         if arena is not None and arena.gpu_capacity > room:
-            self._planned = []  # whose places keep its bytes
+            for other in self.group.members:
+                if other._arena is self._arena:
+                    other._planned = []  # whose places keep its bytes
             self.vacate_arena()
             with contextlib.suppress(BlobmemError):  # somebody holds an array there
                 arena.trim()
+                if arena.gpu_capacity > room:  # garbage still has views of it
+                    gc.collect()
+                    arena.trim()
 
     @property
     def plan_bytes(self) -> int:

@@ -507,11 +507,12 @@ class Net(Access, Placement, Compilation):
             schedule.run(self._first_update, None, again)
         except BaseException:
             if begun:
-                self._warn_of_updates()
+                self.warn_of_updates()
             raise
         return loss
 
-    def _warn_of_updates(self) -> None:
+    def warn_of_updates(self) -> None:
+        """Say that something was raised amid a solver's updates."""
         log.warning(
             "%s: an iteration has ended amid its updates: some parameters may have been updated and others "
             "not. It does not count; restore a snapshot to go on from a whole one", self.identity,
@@ -533,7 +534,7 @@ class Net(Access, Placement, Compilation):
             except BaseException:
                 self.group.claim(self.identity.unfinished, backward.written)
                 if whole.launches != launches:
-                    self._warn_of_updates()
+                    self.warn_of_updates()
                 raise
 
     def repeat(self, late: bool) -> Begun:

@@ -278,7 +278,12 @@ class Updater:
         scale = self._clip() / self.param.iter_size
         rate = self.rate.advance(iteration)
         self._set_attributes(self._schedule, rate, scale, iteration)
-        self._schedule.run()
+        try:
+            self._schedule.run()
+        except BaseException:
+            if self._brought:  # then each update has copies, which may fail
+                self.net.warn_of_updates()
+            raise
         return rate
 
     def whole_runs(self) -> list[Run]:

@@ -59,6 +59,12 @@ NETS["inputs"] = (
     'name: "inputs" force_backward: true '
     + layer("Input", "data", "", "data", f'top: "t" {INPUTS}') + NETS["vgg"].removeprefix(DATA)
 )  # fmt: skip
+# most bytes are of images
+NETS["images"] = (
+    'name: "images" force_backward: true ' + layer("Input", "data", "", "data", f'top: "t" {INPUTS}')
+    + conv("c1", "data", outputs=16) + conv("c2", "c1", outputs=16) + layer("Pooling", "p", "c2", "p", POOL)
+    + conv("c3", "p", outputs=16) + layer("Pooling", "q", "c3", "q", POOL) + inner("fc6", "q", 60) + loss("fc6")
+)  # fmt: skip
 
 
 def solver(device, net="vgg", kind="SGD", **options):
@@ -398,6 +404,21 @@ def test_a_copy_that_fails_loses_nothing(caplog, call, nth):
     each.step(1)
 
 
+@pytest.mark.parametrize("kind", ["two batches", "clipped"])
+def test_a_copy_that_fails_amid_updates_after_backward_is_told(caplog, kind):
+    each = solver(SimulatedDevice(least(kind=kind)), kind=kind)
+    each.step(1)
+    count, copies = itertools.count(), each.net.device.statistics.dtoh_copies
+    each.step(1)
+    last = each.net.device.statistics.dtoh_copies - copies
+    each.net.device.fail_at = lambda name, _: name == "memcpy_dtoh" and next(count) == last - 4
+    with pytest.raises(DeviceError, match="as fail_at asked"):
+        each.step(1)
+    each.net.device.fail_at = None
+    assert each.iter == 2 and "amid its updates" in caplog.text
+    each.step(1)
+
+
 def test_a_net_without_a_solver():
     """Its gradients are evicted, too, and parts of passes find what they need."""
     text, runs = NETS["vgg"], []
@@ -455,6 +476,24 @@ def test_smaller_and_larger_batches_take_turns(kind):
     assert_same(*traces)
     assert device.statistics.peak_bytes <= limit and counts[-1] > 0
     assert kind != "SGD" or (counts[-2] < counts[-1] and device.statistics.shrinks > 0)
+
+
+@pytest.mark.parametrize("limit", [150_000, 180_000, 190_000])
+def test_a_test_net_s_larger_batch_before_takes_no_room(limit):
+    """Its plan of a shape that it no longer has does not keep the bytes of an arena that is to be smaller."""
+    traces = []
+    for device in (SimulatedDevice(), SimulatedDevice(limit)):
+        each = solver(device, "images", "Adam")
+        traces.append([])
+        for items in (24, 3):
+            for net in (*each.test_nets, each.net):
+                for name in ("data", "t"):
+                    blob = net.blobs[name]
+                    blob.reshape(items, *blob.shape[1:])
+                    blob.data[...] = np.random.default_rng(items).normal(size=blob.shape)
+            traces[-1] += trained(each, 3)
+    assert_same(*traces)
+    assert device.statistics.peak_bytes <= limit
 
 
 def test_a_net_that_has_room_again_evicts_nothing():
