@@ -110,7 +110,7 @@ def fitting(net: Net, made: Made, slices: bool = True) -> Made:
         return made
     beside = _beside(net, made)
     room, usual = most - beside, made
-    others, who = max(_sharers(net), default=(0, ""))
+    others, who = max(_sharers(net), key=itemgetter(0))
     if max(made.places.layout.nbytes, others) <= room:
         return made
     smallest, best, times, plain = usual, None, Times(net.device), list[_Way]()
@@ -147,17 +147,17 @@ def fitting(net: Net, made: Made, slices: bool = True) -> Made:
 
 
 def _sharers(net: Net) -> Iterator[tuple[int, str]]:
-    """What others need of its arena, who have no other way, and who these are: updates that come after backward, and
-    nets that run forward alone."""
+    """What others need of its arena, who have no other way, and who these are: nets that run forward alone, and updates
+    that come after backward, with whose needs those of these nets are."""
+    for other in net.group.members:
+        if other.forward_only and other._arena is net._arena:
+            other.compiled()
+            yield other.plan_bytes, str(other.identity)
     arena, needs = net.arena_memory(), net.beside()
     yield (
         max((need.nbytes for need in (() if needs is None else needs()) if need.memory is arena), default=0),
         "updates",
     )
-    for other in net.group.members:
-        if other.forward_only and other._arena is net._arena:
-            other.compiled()
-            yield other.plan_bytes, str(other.identity)
 
 
 class _Way(NamedTuple):
