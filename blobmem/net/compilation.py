@@ -207,8 +207,7 @@ class Compilation:
         made = usual = self._made()
         if self._arena is not None:
             made = state.fit(this, made)
-            self._anew = made.anew
-        self._fetched = made.fetched
+        self._have(made)
         self.untimed = made is not usual and self._shapes != self._timed and self._lacks_times(made)
         schedules = made.schedules
         self._spans = {}
@@ -267,6 +266,10 @@ class Compilation:
         return Made(
             forward, backward, remade, kept, passing, schedules, again, absent, fetched=self._fetched, anew=self._anew
         )
+
+    def _have(self, made: Made) -> None:
+        """Have the arrays that these calls have beside those of layers (`pieces`), and no others."""
+        self._fetched, self._sliced, self._anew = made.fetched, made.sliced, made.anew
 
     def _bring(
         self, forward: list[Call], backward: list[Call], remade: list[Remade], passing: set[SyncedMemory]

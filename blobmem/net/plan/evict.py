@@ -160,8 +160,8 @@ def lowest(found: Iterable[Candidate], load: np.ndarray) -> int:
 
 def choose(
     found: Iterable[Candidate], load: np.ndarray, room: int, first: Container[SyncedMemory] = ()
-) -> list[Candidate] | None:
-    """Which to give away so that no step has more than `room` bytes in use; None if that cannot be.
+) -> list[Candidate]:
+    """Which to give away so that no step has more than `room` bytes in use, as it has not with all given away.
 
     These are taken `first`; then what is away longest: it helps most steps, and its copies have most time.
     """
@@ -173,8 +173,6 @@ def choose(
         if away.max(initial=0) > 0:
             away -= each.size
             taken.append(each)
-    if over.max(initial=0) > 0:
-        return None
     for each in sorted(taken, key=lambda each: -each.size):  # some may not be needed with those that came later
         away = over[each.left + 1 : each.back]
         if away.max(initial=0) + each.size <= 0:

@@ -152,7 +152,7 @@ def fitting(net: Net, made: Made, slices: bool = True) -> Made:
             "%s takes layers '%s' to '%s' in %d slices of the batch, for want of memory: its numbers are "
             "those of the whole batch to rounding", net.identity, first, last, fitted.sliced.number,
         )  # fmt: skip
-    net._fetched, net._sliced, net._anew = fitted.fetched, fitted.sliced, fitted.anew
+    net._have(fitted)
     net.streams, net.open_streams = 1, None  # which is not to be tried on two
     return fitted
 
@@ -234,7 +234,7 @@ def _in_slices(net: Net, ways: Iterable[_Way], room: int) -> Iterator[_Way]:
     if "slices" not in net.passes or net._dynamic:
         return
     made = min(ways, key=lambda way: lowest(way.found, way.load)).made
-    net._fetched, net._sliced, net._anew = made.fetched, None, made.anew
+    net._have(made)
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
     slicer = Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
     tried: list[tuple[int, Sliced]] = []
@@ -259,7 +259,7 @@ def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
         # as much as is left beside arrays for gaps between these
         calls = with_room(calls, load, (room + int(load.max())) // 2)
         sliced = sliced._replace(forward=calls[:forward], backward=calls[forward:])
-    net._fetched, net._sliced = made.fetched, sliced
+    net._have(dataclasses.replace(made, sliced=sliced))
     schedules = net._scheduled(sliced.forward, sliced.backward, made.passing)
     made = dataclasses.replace(
         made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, schedules=schedules,
@@ -279,7 +279,7 @@ def _reckoned(net: Net, made: Made, sliced: Sliced | None) -> tuple[np.ndarray, 
     """The bytes in use at each call, scratch apart, with all evicted that can be; with a run of layers in slices, if
     one is given. And the calls one by one, none of them bound to the device: that may choose algorithms.
     """
-    net._fetched, net._sliced = made.fetched, sliced
+    net._have(dataclasses.replace(made, sliced=sliced))
     forward, backward = (sliced.forward, sliced.backward) if sliced is not None else (made.forward, made.backward)
     ops, last = table(net.device.family), net._images_last
     passes = [channels_last(calls) if last else calls for calls in (forward, backward)]
@@ -330,7 +330,6 @@ def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
     target = max(room, floor)
     for _ in range(TRIES):
         chosen = choose(way.found, way.load, target, way.away or ())
-        assert chosen is not None
         if floor <= room:
             yield _without(net, way, chosen, int(EARLY * room))
         trial = _without(net, way, chosen)
@@ -348,14 +347,15 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], room: int = 0) ->
     early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, room).items()}
     places = net._joints(made.forward, made.backward, made.passing)
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
-    net._fetched, net._sliced, net._anew = [*made.fetched, *found.fetched], made.sliced, made.anew
+    fetched = [*made.fetched, *found.fetched]
+    net._have(dataclasses.replace(made, fetched=fetched))
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     drawn = draft(net, schedules, made.kept)
     if room:
         drawn = lingering(drawn, Times(device), room)
     return Made(
         found.forward, found.backward, found.remade, made.kept, made.passing, schedules, made.again, made.absent,
-        drawn, found.homes, net._fetched, travelling(chosen), made.sliced, made.anew,
+        drawn, found.homes, fetched, travelling(chosen), made.sliced, made.anew,
     )  # fmt: skip
 
 

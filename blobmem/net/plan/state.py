@@ -249,7 +249,7 @@ def _requested(error: OutOfDeviceMemory) -> int:
 def _sooner(net: Net, made: Made) -> Made:
     """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
     room, times = room_of(net, made), Times(net.device)
-    net._fetched, net._sliced, net._anew = made.fetched, made.sliced, made.anew
+    net._have(made)
     for part in (EARLY, EARLY**3, EARLY**9):  # there are gaps
         early, in_backward = _moves(made, int(part * room), times)
         if not early and not in_backward:
@@ -293,7 +293,7 @@ def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
     result, sent = {}, dict[SyncedMemory, int]()
     for at, unit in enumerate(units):
         each = unit.calls[-1]
-        if each.op in ("evict", "fetch") and not isinstance(each.attributes["home"], Parked):
+        if each.op in COPIES and not isinstance(each.attributes["home"], Parked):
             home = each.attributes["home"]
             if each.op == "evict":
                 sent[home] = at + 1

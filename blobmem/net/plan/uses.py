@@ -1,4 +1,4 @@
-"""Which calls of a pass use which memories, for the passes over the calls of backward (`masks`, `recompute`)."""
+"""Which calls of a pass use which memories, for the passes over the calls of backward (`masks`, `again`, `evict`)."""
 
 from __future__ import annotations
 
