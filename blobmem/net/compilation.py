@@ -44,6 +44,7 @@ from blobmem.net.plan.fitting import Made
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Reckoned, Times, reckon
+from blobmem.net.plan.uses import moved
 from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, InSlices, NeverWhole, SharingGroup, halves
 from blobmem.ops.call import Call, call, memories, overwrite_diff, read
@@ -207,8 +208,7 @@ class Compilation:
         made = usual = self._made()
         if self._arena is not None:
             made = state.fit(this, made)
-            self._anew = made.anew
-        self._fetched = made.fetched
+        self._have(made)
         self.untimed = made is not usual and self._shapes != self._timed and self._lacks_times(made)
         schedules = made.schedules
         self._spans = {}
@@ -234,6 +234,7 @@ class Compilation:
         `wanted` are the arrays that are made anew, the usual ones if None, `held` some that are kept for that;
         `streams`, of backward, if not 0.
         """
+        self._fetched, self._sliced, self._anew = [], None, []  # those of calls that were made before, and did not do
         forward, backward = self._calls()
         self.streams, self.open_streams = self._find_streams(backward)
         remade, absent, again = list[Remade](), set[SyncedMemory](), None
@@ -259,7 +260,7 @@ class Compilation:
         streams = streams or self.streams
         if streams > 1:
             beside(backward)
-        self._fetched, self._sliced, self.brings = [], None, self._evicted_now()
+        self.brings = self._evicted_now()
         if self.brings:
             forward, backward, remade = self._bring(forward, backward, remade, passing)
         schedules = self._had_before(forward, backward) or self._scheduled(forward, backward, passing, streams)
@@ -267,17 +268,31 @@ class Compilation:
             forward, backward, remade, kept, passing, schedules, again, absent, fetched=self._fetched, anew=self._anew
         )
 
+    def _have(self, made: Made) -> None:
+        """Have the arrays that these calls have beside those of layers (`pieces`), and no others."""
+        self._fetched, self._sliced, self._anew = made.fetched, made.sliced, made.anew
+
     def _bring(
         self, forward: list[Call], backward: list[Call], remade: list[Remade], passing: set[SyncedMemory]
     ) -> tuple[list[Call], list[Call], list[Remade]]:
         """The calls with those that bring what they use of evicted memories, and what backward fills."""
-        read_again, last = {view.memory for each in backward for view in each.reads}, bool(self._images_last)
+        places = self._joints(forward, backward, passing)
         both = [
-            state.bring(calls, joints(calls, self.device, last, passes), self.device, self.brings)
-            for calls, passes in ((forward, passing - read_again), (backward, passing))
+            state.bring(calls, at, self.device, self.brings)
+            for calls, at in zip((forward, backward), places, strict=True)
         ]
         self._fetched = [array for each in both for array in each.arrays]
-        return both[0].calls, both[1].calls, state.moved(remade, both[0].moved)
+        return both[0].calls, both[1].calls, moved(remade, both[0].moved)
+
+    def _joints(
+        self, forward: Sequence[Call], backward: Sequence[Call], passing: set[SyncedMemory]
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """The positions of each of the two at which calls may be put in; `passing` as `_scheduled` has it."""
+        read_again, last = {view.memory for each in backward for view in each.reads}, bool(self._images_last)
+        return (
+            joints(forward, self.device, last, passing - read_again),
+            joints(backward, self.device, last, passing),
+        )
 
     def _evicted_now(self) -> set[SyncedMemory]:
         """Those of its memories that a plan has evicted for good, if it is to bring them: not a net that keeps all."""
@@ -503,7 +518,7 @@ class Compilation:
             anew = run_again(again, usual(uses, free), self._recomputed)
         else:
             places = joints(backward, self.device, bool(self._images_last), self._passing([*forward, *backward]))
-            self._anew, again.held = [], held
+            again.held = held
             anew = run_again(again, wanted, self._made_anew, places)
         return anew._replace(remade=[*of_tops, *of_pools, *anew.remade]), again
 

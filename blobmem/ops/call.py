@@ -5,8 +5,8 @@ A call says everything that a schedule, and every pass over it, has to know: wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blobmem.memory import Intent, SyncedMemory, View
@@ -155,6 +155,28 @@ class Call:
     def overwrites(self) -> list[View]:
         """Views all of whose bytes the call replaces."""
         return [operand.view for operand in self.present() if operand.intent is Intent.OVERWRITE]
+
+
+def placed(operand: Operand, blob: Blob) -> Operand:
+    """The operand, as the data of another blob, in the shape in which its op sees it."""
+    return replace(operand, blob=blob, diff=False, shape=operand.op_shape)
+
+
+def redirected(each: Call, arrays: Mapping[SyncedMemory, Blob]) -> Call:
+    """The call, on arrays in place of what is in these memories."""
+    if all(operand.memory not in arrays for operand in each.present()):
+        return each
+    operands = (
+        placed(operand, arrays[operand.memory]) if operand is not None and operand.memory in arrays else operand
+        for operand in each.operands
+    )
+    return replace(each, operands=tuple(operands))
+
+
+def like(other: Call, made: Call) -> Call:
+    """A call that was made, as one of another's layer."""
+    made.layer, made.layer_name = other.layer, other.layer_name
+    return made
 
 
 def memories(calls: Iterable[Call]) -> Iterator[SyncedMemory]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.net.plan.uses import Remade, Uses, lie_alike
-from blobmem.ops.call import Call, Operand, overwrite
+from blobmem.ops.call import Call, Operand, overwrite, placed, redirected
 
 AGAIN = frozenset({
     # element by element
@@ -348,7 +348,7 @@ def run_again(
     made = {memory: array for memory, array in arrays.items() if memory in rerun.wanted}
     result = list[Call]()
     for at, each in enumerate(backward):
-        result += [*put.get(at, ()), _redirected(each, made)]
+        result += [*put.get(at, ()), redirected(each, made)]
     read = {memory for each in forward for memory in _read(each)}
     absent = {memory for memory in rerun.wanted if memory not in read}
     shorter = [_without(each, absent) for each in forward]
@@ -379,19 +379,3 @@ def _whole(calls: Sequence[Call]) -> dict[SyncedMemory, Operand | None]:
         if operand.diff or operand.part is not None or not lie_alike(before, operand):
             found[operand.memory] = None
     return found
-
-
-def placed(operand: Operand, blob: Blob) -> Operand:
-    """The operand, of another blob."""
-    return dataclasses.replace(operand, blob=blob, shape=operand.op_shape)
-
-
-def _redirected(each: Call, arrays: Mapping[SyncedMemory, Blob]) -> Call:
-    """The call, reading arrays in place of what is in these memories."""
-    if all(operand.memory not in arrays for operand in each.present()):
-        return each
-    operands = (
-        placed(operand, arrays[operand.memory]) if operand is not None and operand.memory in arrays else operand
-        for operand in each.operands
-    )
-    return dataclasses.replace(each, operands=tuple(operands))

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from blobmem.devices.pages import round_up
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.again import OPTIONAL, Again
@@ -162,7 +163,7 @@ class Pass:
         result = {}
         for memory in dict.fromkeys([*self.again.offers, *found]):
             places = [memory] if memory.reordered is None else [memory, memory.reordered.array]
-            size = sum(-(-own[place].nbytes // ALIGNMENT) * ALIGNMENT for place in places if place in own)
+            size = sum(round_up(own[place].nbytes, ALIGNMENT) for place in places if place in own)
             after, start = bisect_right(starts[0], last[memory]), dict[str, int]()
             if memory in offered:
                 written = [optional for place, _, optional in self.writes[uses.last_write(memory)] if place is memory]

@@ -4,7 +4,7 @@ given away in between.
 Such an array is copied to the host behind the call of forward that completes it, and back, into another array, before
 the first call of backward that reads it: its lifetime becomes two, each with a place of its own in the arena. Where
 calls of backward read it that are far apart, it goes and comes back again. The copies are queued on streams of their
-own. Which arrays, follows from lifetimes alone.
+own. Which arrays, follows from lifetimes, and from what is to be evicted first (`choice`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from blobmem.devices import Device
+from blobmem.devices.pages import round_up
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Block, Parked
@@ -28,8 +29,8 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.liveness import Use
 from blobmem.net.plan.places import Draft
 from blobmem.net.plan.times import COPIES, LINK, MEMORY, Times
-from blobmem.net.plan.uses import Remade, Uses
-from blobmem.ops.call import Call, Operand, call, overwrite, read
+from blobmem.net.plan.uses import Remade, Uses, moved
+from blobmem.ops.call import Call, Operand, call, like, overwrite, placed, read
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +107,7 @@ def candidates(
         makers = [operand for at in written for operand in forward[at].present() if operand.memory is memory]
         if not all(_is_all(operand, life.nbytes) for operand in (*operands, makers[-1])):
             continue
-        size = -(-life.nbytes // ALIGNMENT) * ALIGNMENT
+        size = round_up(life.nbytes, ALIGNMENT)
         maker = dataclasses.replace(makers[-1], form=form)
         left = bisect_right(starts[0], last[memory]) - 1
         for until, at in enumerate(read_at):
@@ -138,24 +139,29 @@ def loads(drawn: Draft) -> np.ndarray:
     """Bytes in use in each step of a pass."""
     load = np.zeros(sum(map(len, drawn.units)) + 1, np.int64)
     for life in drawn.lives.arena:
-        size = -(-life.nbytes // ALIGNMENT) * ALIGNMENT
+        size = round_up(life.nbytes, ALIGNMENT)
         load[life.first] += size
         load[life.last + 1] -= size
     return np.cumsum(load)[:-1]
 
 
+def loads_without(given: Iterable[Candidate], load: np.ndarray) -> np.ndarray:
+    """Bytes in use in each step, with these given away."""
+    load = load.copy()
+    for each in given:
+        load[each.left + 1 : each.back] -= each.size
+    return load
+
+
 def lowest(found: Iterable[Candidate], load: np.ndarray) -> int:
     """Bytes in use in the fullest step, with all given away."""
-    load = load.copy()
-    for each in found:
-        load[each.left + 1 : each.back] -= each.size
-    return int(load.max(initial=0))
+    return int(loads_without(found, load).max(initial=0))
 
 
 def choose(
     found: Iterable[Candidate], load: np.ndarray, room: int, first: Container[SyncedMemory] = ()
-) -> list[Candidate] | None:
-    """Which to give away so that no step has more than `room` bytes in use; None if that cannot be.
+) -> list[Candidate]:
+    """Which to give away so that no step has more than `room` bytes in use, as it has not with all given away.
 
     These are taken `first`; then what is away longest: it helps most steps, and its copies have most time.
     """
@@ -167,8 +173,6 @@ def choose(
         if away.max(initial=0) > 0:
             away -= each.size
             taken.append(each)
-    if over.max(initial=0) > 0:
-        return None
     for each in sorted(taken, key=lambda each: -each.size):  # some may not be needed with those that came later
         away = over[each.left + 1 : each.back]
         if away.max(initial=0) + each.size <= 0:
@@ -177,16 +181,14 @@ def choose(
     return taken
 
 
-def ahead(chosen: Iterable[Candidate], load: np.ndarray, drawn: Draft, room: int) -> dict[Candidate, int]:
+def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, room: int) -> dict[Candidate, int]:
     """The step before which each is brought back, so that it is there in time where there is room for it that early.
 
     Copies follow one another at the link's speed, and steps are reckoned to take as long as they use bytes.
     """
-    load, steps, first = load.copy(), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
+    load, steps, first = loads_without(chosen, load), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
     taken = [sum(operand.view.nbytes for each in step.calls[-1:] for operand in each.present()) for step in steps]
     begins = np.cumsum([0, *taken]) / MEMORY
-    for each in chosen:
-        load[each.left + 1 : each.back] -= each.size
     result, latest = {}, math.inf
     for each in sorted(chosen, key=lambda each: -each.back):
         latest = min(latest, float(begins[each.back])) - each.size / LINK
@@ -209,7 +211,7 @@ def lingering(drawn: Draft, times: Times, room: int) -> Draft:
         if step.calls[-1].op != "evict":
             continue
         operand = step.calls[-1].operand(0)
-        size = -(-operand.view.nbytes // ALIGNMENT) * ALIGNMENT
+        size = round_up(operand.view.nbytes, ALIGNMENT)
         done = max(done, float(begins[at])) + times.copy_ms(operand.view.nbytes)
         until[at] = last[Use.place(operand)]
         while until[at] + 1 < turn and begins[until[at] + 1] < done and load[until[at] + 1] + size <= room:
@@ -252,46 +254,38 @@ def evict(
         if memory not in homes:
             homes[memory] = Parked(blob.nbytes, device, f"{memory.name} (evicted)", block)
             after = joints[0][bisect_left(joints[0], each.written[-1] + 1)]
-            leaving[memory] = _beside(forward[after - 1], "evict", _kept_as(each, read(blob)), homes[memory])
+            leaving[memory] = like(forward[after - 1], call("evict", _kept_as(each, read(blob)), home=homes[memory]))
             away[after].append(leaving[memory])
         array = _kept_as(each, overwrite(Blob(blob.shape, dtype=blob.dtype, device=device, name=memory.name)))
         before = joints[1][bisect_right(joints[1], early.get(each, each.read[each.until])) - 1]
-        back[before].append(_beside(backward[before], "fetch", array, homes[memory]))
+        back[before].append(like(backward[before], call("fetch", array, home=homes[memory])))
         for at in each.read[each.until :]:
             readers[at] = _redirected(readers[at], backward[at], memory, array.blob)
         fetched.append((each, array))
-    moved = [at + more for at, more in enumerate(accumulate(len(away.get(at, ())) for at in range(len(forward))))]
-    result = _with(forward, away)
+    result, positions = with_others(forward, away)
     position = {id(each): at for at, each in enumerate(result)}
-    made = [each._replace(makers=[moved[at] for at in each.makers]) for each in remade]
+    made = moved(remade, positions)
     for each, array in fetched:
-        makers = [*(moved[at] for at in each.written), position[id(leaving[each.memory])]]
+        makers = [*(positions[at] for at in each.written), position[id(leaving[each.memory])]]
         made.append(Remade(array, sorted(makers), 0))
-    return Evicted(result, _with(readers, back), made, homes, [array.blob for _, array in fetched])
+    return Evicted(result, with_others(readers, back)[0], made, homes, [array.blob for _, array in fetched])
 
 
 def _kept_as(each: Candidate, operand: Operand) -> Operand:
     return dataclasses.replace(operand, form=each.operand.form)
 
 
-def _beside(other: Call, op: str, operand: Operand, home: Parked) -> Call:
-    """A call of the same layer as another."""
-    result = call(op, operand, home=home)
-    result.layer, result.layer_name = other.layer, other.layer_name
-    return result
-
-
-def _with(calls: Sequence[Call], put: Mapping[int, Sequence[Call]]) -> list[Call]:
-    """The calls, with others before those of some positions."""
-    return [each for at in range(len(calls) + 1) for each in (*put.get(at, ()), *calls[at : at + 1])]
+def with_others(calls: Sequence[Call], put: Mapping[int, Sequence[Call]]) -> tuple[list[Call], list[int]]:
+    """The calls, with others before those of some positions, or at the end; and where each of them is then."""
+    more = accumulate(len(put.get(at, ())) for at in range(len(calls)))
+    result = [each for at in range(len(calls) + 1) for each in (*put.get(at, ()), *calls[at : at + 1])]
+    return result, [at + before for at, before in enumerate(more)]
 
 
 def _redirected(reader: Call, before: Call, memory: SyncedMemory, array: Blob) -> Call:
     """The call, reading an array in place of what it has, where it had the memory `before`."""
     operands = (
-        dataclasses.replace(operand, blob=array, shape=operand.op_shape)
-        if operand is not None and was is not None and was.memory is memory
-        else operand
+        placed(operand, array) if operand is not None and was is not None and was.memory is memory else operand
         for operand, was in zip(reader.operands, before.operands, strict=True)
     )
     return dataclasses.replace(reader, operands=tuple(operands))

@@ -21,7 +21,18 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan.again import Again
 from blobmem.net.plan.choice import Choice, Pass
-from blobmem.net.plan.evict import Candidate, ahead, candidates, choose, evict, lingering, loads, lowest, travelling
+from blobmem.net.plan.evict import (
+    Candidate,
+    ahead,
+    candidates,
+    choose,
+    evict,
+    lingering,
+    loads,
+    loads_without,
+    lowest,
+    travelling,
+)
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft, draft, drafted
 from blobmem.net.plan.recompute import usual as usual_set
@@ -29,7 +40,7 @@ from blobmem.net.plan.rooms import with_room
 from blobmem.net.plan.slices import Sliced, Slicer, in_the_way
 from blobmem.net.plan.times import Times, reckon
 from blobmem.net.plan.uses import Remade, Uses
-from blobmem.net.schedule import Need, Schedule, Unit, joints
+from blobmem.net.schedule import Need, Schedule, Unit
 from blobmem.ops.call import Call, memories
 from blobmem.ops.registry import table
 
@@ -114,7 +125,7 @@ def fitting(net: Net, made: Made, slices: bool = True) -> Made:
     if max(made.places.layout.nbytes, others) <= room:
         return made
     smallest, best, times, plain = usual, None, Times(net.device), list[_Way]()
-    for way in chain(_ways(net, usual, room, times), _in_slices(net, plain, room) if slices else ()):
+    for way in chain(_ways(net, room, times), _in_slices(net, plain, room) if slices else ()):
         if best is not None and way.away is None:
             break  # these are for want of others
         plain += [way] if way.away is None else []
@@ -141,7 +152,7 @@ def fitting(net: Net, made: Made, slices: bool = True) -> Made:
             "%s takes layers '%s' to '%s' in %d slices of the batch, for want of memory: its numbers are "
             "those of the whole batch to rounding", net.identity, first, last, fitted.sliced.number,
         )  # fmt: skip
-    net._fetched, net._sliced, net._anew = fitted.fetched, fitted.sliced, fitted.anew
+    net._have(fitted)
     net.streams, net.open_streams = 1, None  # which is not to be tried on two
     return fitted
 
@@ -176,7 +187,7 @@ class _Way(NamedTuple):
     away: set[SyncedMemory] | None = None
 
 
-def _ways(net: Net, usual: Made, room: int, times: Times) -> Iterator[_Way]:
+def _ways(net: Net, room: int, times: Times) -> Iterator[_Way]:
     """The ways that are compared, and behind them those that may take less room."""
     plain = _way(net, ())
     ops, passes = table(net.device.family), (plain.made.forward, plain.made.backward)
@@ -197,7 +208,6 @@ def _ways(net: Net, usual: Made, room: int, times: Times) -> Iterator[_Way]:
 
 def _way(net: Net, anew: Collection[SyncedMemory], held: Collection[SyncedMemory] = ()) -> _Way:
     """The calls with these arrays made anew, and those held for that."""
-    net._fetched, net._sliced = [], None
     made = net._made(anew, 1, held)  # the copies have streams enough
     made.drawn = draft(net, made.schedules, made.kept)
     return _Way(made, *_candidates(net, made.forward, made.backward, made.places))
@@ -211,6 +221,11 @@ def _candidates(
     return candidates(forward, backward, drawn, free, table(net.device.family)), loads(drawn)
 
 
+def least_loads(net: Net, forward: Sequence[Call], backward: Sequence[Call], drawn: Draft) -> np.ndarray:
+    """The bytes in use in each step, with all evicted that can be."""
+    return loads_without(*_candidates(net, forward, backward, drawn))
+
+
 def _in_slices(net: Net, ways: Iterable[_Way], room: int) -> Iterator[_Way]:
     """Ways in which a run of layers next to the fullest moment takes the batch in slices, the fewest first.
 
@@ -219,7 +234,7 @@ def _in_slices(net: Net, ways: Iterable[_Way], room: int) -> Iterator[_Way]:
     if "slices" not in net.passes or net._dynamic:
         return
     made = min(ways, key=lambda way: lowest(way.found, way.load)).made
-    net._fetched, net._sliced, net._anew = made.fetched, None, made.anew
+    net._have(made)
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
     slicer = Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
     tried: list[tuple[int, Sliced]] = []
@@ -244,7 +259,7 @@ def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
         # as much as is left beside arrays for gaps between these
         calls = with_room(calls, load, (room + int(load.max())) // 2)
         sliced = sliced._replace(forward=calls[:forward], backward=calls[forward:])
-    net._fetched, net._sliced = made.fetched, sliced
+    net._have(dataclasses.replace(made, sliced=sliced))
     schedules = net._scheduled(sliced.forward, sliced.backward, made.passing)
     made = dataclasses.replace(
         made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, schedules=schedules,
@@ -264,16 +279,13 @@ def _reckoned(net: Net, made: Made, sliced: Sliced | None) -> tuple[np.ndarray, 
     """The bytes in use at each call, scratch apart, with all evicted that can be; with a run of layers in slices, if
     one is given. And the calls one by one, none of them bound to the device: that may choose algorithms.
     """
-    net._fetched, net._sliced = made.fetched, sliced
+    net._have(dataclasses.replace(made, sliced=sliced))
     forward, backward = (sliced.forward, sliced.backward) if sliced is not None else (made.forward, made.backward)
     ops, last = table(net.device.family), net._images_last
     passes = [channels_last(calls) if last else calls for calls in (forward, backward)]
     units = [[Unit(at, at + 1, [each], 0, each.op not in ops) for at, each in enumerate(calls)] for calls in passes]
     drawn = drafted(net, units, made.kept)
-    found, load = _candidates(net, forward, backward, drawn)
-    for each in found:
-        load[each.left + 1 : each.back] -= each.size
-    return load, [*forward, *backward]
+    return least_loads(net, forward, backward, drawn), [*forward, *backward]
 
 
 def room_of(net: Net, made: Made) -> int:
@@ -318,7 +330,6 @@ def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
     target = max(room, floor)
     for _ in range(TRIES):
         chosen = choose(way.found, way.load, target, way.away or ())
-        assert chosen is not None
         if floor <= room:
             yield _without(net, way, chosen, int(EARLY * room))
         trial = _without(net, way, chosen)
@@ -331,23 +342,20 @@ def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
 
 def _without(net: Net, way: _Way, chosen: Sequence[Candidate], room: int = 0) -> Made:
     """The calls with these arrays evicted; up to `room` bytes in use, they come back as early as their copies want."""
-    made, device, last = way.made, net.device, bool(net._images_last)
+    made, device = way.made, net.device
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
     early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, room).items()}
-    read_again = {view.memory for each in made.backward for view in each.reads}
-    places = (
-        joints(made.forward, device, last, made.passing - read_again),
-        joints(made.backward, device, last, made.passing),
-    )
+    places = net._joints(made.forward, made.backward, made.passing)
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
-    net._fetched, net._sliced, net._anew = [*made.fetched, *found.fetched], made.sliced, made.anew
+    fetched = [*made.fetched, *found.fetched]
+    net._have(dataclasses.replace(made, fetched=fetched))
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     drawn = draft(net, schedules, made.kept)
     if room:
         drawn = lingering(drawn, Times(device), room)
     return Made(
         found.forward, found.backward, found.remade, made.kept, made.passing, schedules, made.again, made.absent,
-        drawn, found.homes, net._fetched, travelling(chosen), made.sliced, made.anew,
+        drawn, found.homes, fetched, travelling(chosen), made.sliced, made.anew,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.plan.rooms import loads
-from blobmem.ops.call import Call, Operand, call, memories, overwrite
+from blobmem.ops.call import Call, Operand, call, like, memories, overwrite
 
 MOST_PARTS, FEWEST_ITEMS = 16, 8
 """Of more parts, or of fewer items in each, a GPU's kernels get too small to fill it."""
@@ -386,9 +386,7 @@ class Divider:
 
     def _copy(self, reader: Call, whole: Operand, piece: Blob) -> Call:
         source = dataclasses.replace(whole, intent=Intent.READ, shape=None)
-        made = call("take_items", source, overwrite(piece), first=self._index * piece.shape[0])
-        made.layer, made.layer_name = reader.layer, reader.layer_name
-        return made
+        return like(reader, call("take_items", source, overwrite(piece), first=self._index * piece.shape[0]))
 
     def on_piece(self, operand: Operand) -> Operand:
         """The operand, of an array of this part alone."""

@@ -22,9 +22,9 @@ from blobmem.net.fusion import UPDATES
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan import parts
 from blobmem.net.plan.parts import Divider, divides, is_of, turned_of
-from blobmem.net.plan.uses import Remade
+from blobmem.net.plan.uses import Remade, moved
 from blobmem.net.schedule import first_uses
-from blobmem.ops.call import Call, Operand, begins_sum, call, memories, overwrite, read
+from blobmem.ops.call import Call, Operand, begins_sum, call, like, memories, overwrite, read
 
 _SMALL = 1 / 8
 """Of the largest array within a run, what another may have that backward reads, to be kept whole instead of made anew:
@@ -393,7 +393,7 @@ class _Run:
         """The calls that make the loss of what slices have."""
         loss = each.operand(_LOSSES[str(each.op)][1])
         total = overwrite(self._scalar(loss, "sum")) if _counts(each) else loss
-        made = _like(each, call("eltwise_sum", *map(read, found), total, coeffs=(self._share(each),) * self._count))
+        made = like(each, call("eltwise_sum", *map(read, found), total, coeffs=(self._share(each),) * self._count))
         return [made, _over_labels(each, read(total.blob), loss)] if _counts(each) else [made]
 
     def _scaled(self, each: Call) -> tuple[Call, Blob]:
@@ -403,7 +403,7 @@ class _Run:
         if _counts(each):
             return _over_labels(each, gradient, overwrite(scaled)), scaled
         made = call("eltwise_sum_backward", gradient, overwrite(scaled), coeff=self._share(each))
-        return _like(each, made), scaled
+        return like(each, made), scaled
 
     def _gradients(
         self, divider: Divider, again: Sequence[Call], wanted: Set[SyncedMemory], absent: Set[SyncedMemory]
@@ -436,12 +436,8 @@ class _Run:
     def _remade(self, again: Sequence[Call], place: dict[int, int], never: Set[SyncedMemory]) -> list[Remade]:
         """What backward fills, with the places that its makers have now; what is made anew relies on the whole run."""
         of = self._of
-        moved = [place[id(each)] for each in of._forward]
-        remade = [
-            each._replace(makers=sorted(moved[at] for at in each.makers))
-            for each in of._remade
-            if each.array.view.memory not in never
-        ]
+        now = [place[id(each)] for each in of._forward]
+        remade = moved((each for each in of._remade if each.array.view.memory not in never), now)
         if not again:
             return remade
         sources = {operand.memory for each in again for operand in each.present()}
@@ -453,7 +449,7 @@ class _Run:
         start = sum(at < self._ahead.start for at in makers)
         assert self._first is not None
         self._first.memory.name = self._first.memory.name.partition(" (slice ")[0]  # which is what a user would keep
-        return [*remade, Remade(self._first, sorted(moved[at] for at in makers), start)]
+        return [*remade, Remade(self._first, sorted(now[at] for at in makers), start)]
 
 
 def _of_slice(loss: Call, at: int, operand: Operand) -> Call:
@@ -467,13 +463,7 @@ def _over_labels(loss: Call, number: Operand, result: Operand) -> Call:
     """What divides a number by how many labels count."""
     attributes = {name: loss.attributes[name] for name in ("ignore_label", "layer")}
     classes = loss.operand(0).op_shape[1]
-    return _like(loss, call("divide_by_labels", number, loss.operand(1), result, classes=classes, **attributes))
-
-
-def _like(each: Call, made: Call) -> Call:
-    """A call of the same layer as another."""
-    made.layer, made.layer_name = each.layer, each.layer_name
-    return made
+    return like(loss, call("divide_by_labels", number, loss.operand(1), result, classes=classes, **attributes))
 
 
 def _adding(each: Call) -> Call:

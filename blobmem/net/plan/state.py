@@ -14,13 +14,14 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from blobmem.devices import Device
 from blobmem.devices.base import readable_bytes
+from blobmem.devices.pages import round_up
 from blobmem.errors import OutOfDeviceMemory
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
@@ -28,14 +29,14 @@ from blobmem.memory.parked import Parked
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.arena import layout
-from blobmem.net.plan.evict import candidates, lingering, loads
-from blobmem.net.plan.fitting import EARLY, Made, fitting, room_of
+from blobmem.net.plan.evict import lingering, loads, with_others
+from blobmem.net.plan.fitting import EARLY, Made, fitting, least_loads, room_of
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.times import COPIES, LINK, Times
-from blobmem.net.plan.uses import Remade
-from blobmem.net.schedule import Schedule, Unit, joints
-from blobmem.ops.call import Call, Operand, call, memories, overwrite, read
+from blobmem.net.plan.uses import moved
+from blobmem.net.schedule import Schedule, Unit
+from blobmem.ops.call import Call, call, like, memories, overwrite, read, redirected
 from blobmem.ops.registry import table
 
 if TYPE_CHECKING:
@@ -97,19 +98,15 @@ def bring(calls: Sequence[Call], places: Sequence[int], device: Device, evicted:
         for each in whiles:
             source = next(operand for operand in calls[each.uses[0]].present() if operand.memory is memory).blob
             array = Blob(source.shape, dtype=source.dtype, device=device, name=memory.name)
-            coming[each.before].append(_beside(calls[each.before], call("fetch", overwrite(array), home=memory)))
+            coming[each.before].append(like(calls[each.before], call("fetch", overwrite(array), home=memory)))
             if each.changes:
-                leaving[each.after].append(_beside(calls[each.after - 1], call("evict", read(array), home=memory)))
+                leaving[each.after].append(like(calls[each.after - 1], call("evict", read(array), home=memory)))
             for at in each.uses:
                 given[at][memory] = array
             arrays.append(array)
-    result: list[Call] = []
-    for at in range(len(calls) + 1):
-        result += leaving.get(at, ())
-        result += coming.get(at, ())
-        result += [_on(each, given.get(at, {})) for each in calls[at : at + 1]]
-    more = accumulate(len(leaving.get(at, ())) + len(coming.get(at, ())) for at in range(len(calls)))
-    return Brought(result, [at + before for at, before in enumerate(more)], arrays)
+    on_arrays = [redirected(each, given.get(at, {})) for at, each in enumerate(calls)]
+    put = {at: [*leaving.get(at, ()), *coming.get(at, ())] for at in {*leaving, *coming}}
+    return Brought(*with_others(on_arrays, put), arrays)
 
 
 def _whiles(
@@ -130,31 +127,6 @@ def _whiles(
             else:
                 whiles.append(_While([at], before, after, changes))
     return found
-
-
-def _beside(other: Call, made: Call) -> Call:
-    """The call, as one of another's layer."""
-    made.layer, made.layer_name = other.layer, other.layer_name
-    return made
-
-
-def _on(each: Call, arrays: dict[SyncedMemory, Blob]) -> Call:
-    """The call, on these arrays in place of what is in the memories."""
-    if not arrays:
-        return each
-
-    def placed(operand: Operand | None) -> Operand | None:
-        array = None if operand is None else arrays.get(operand.memory)
-        if operand is None or array is None:
-            return operand
-        return dataclasses.replace(operand, blob=array, diff=False, shape=operand.op_shape)
-
-    return dataclasses.replace(each, operands=tuple(map(placed, each.operands)))
-
-
-def moved(remade: Iterable[Remade], positions: Sequence[int]) -> list[Remade]:
-    """What calls of backward fill, whose makers in forward have moved."""
-    return [each._replace(makers=[positions[at] for at in each.makers]) for each in remade]
 
 
 def alone(
@@ -277,7 +249,7 @@ def _requested(error: OutOfDeviceMemory) -> int:
 def _sooner(net: Net, made: Made) -> Made:
     """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
     room, times = room_of(net, made), Times(net.device)
-    net._fetched, net._sliced, net._anew = made.fetched, made.sliced, made.anew
+    net._have(made)
     for part in (EARLY, EARLY**3, EARLY**9):  # there are gaps
         early, in_backward = _moves(made, int(part * room), times)
         if not early and not in_backward:
@@ -306,7 +278,7 @@ def _moves(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[in
         fetched = units[at].calls[-1]
         if fetched.op != "fetch":
             continue
-        size = -(-fetched.operand(0).view.nbytes // ALIGNMENT) * ALIGNMENT
+        size = round_up(fetched.operand(0).view.nbytes, ALIGNMENT)
         latest, step = min(latest, float(begins[at])) - times.copy_ms(size), at
         while step > least.get(at, at) and begins[step] > latest and load[step - 1] + size <= room:
             step -= 1
@@ -321,7 +293,7 @@ def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
     result, sent = {}, dict[SyncedMemory, int]()
     for at, unit in enumerate(units):
         each = unit.calls[-1]
-        if each.op in ("evict", "fetch") and not isinstance(each.attributes["home"], Parked):
+        if each.op in COPIES and not isinstance(each.attributes["home"], Parked):
             home = each.attributes["home"]
             if each.op == "evict":
                 sent[home] = at + 1
@@ -333,7 +305,7 @@ def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
 def _with_moved(calls: Sequence[Call], moves: Mapping[int, int]) -> tuple[list[Call], list[int]]:
     """The calls with some before others, which then have their layers, and where each of them is then."""
     order = sorted(range(len(calls)), key=lambda at: (moves.get(at, at), at not in moves, at))
-    result = [_beside(calls[moves[at]], dataclasses.replace(calls[at])) if at in moves else calls[at] for at in order]
+    result = [like(calls[moves[at]], dataclasses.replace(calls[at])) if at in moves else calls[at] for at in order]
     position = {at: now for now, at in enumerate(order)}
     return result, [position[at] for at in range(len(calls))]
 
@@ -362,17 +334,10 @@ class _Pass(NamedTuple):
 
 def _passes(net: Net, made: Made) -> list[_Pass]:
     """A net's forward and backward pass, what its solver runs after these, and the test nets that share its arena."""
-    load, last = loads(made.places), bool(net._images_last)
-    free = net._free({*memories((*made.forward, *made.backward))})
-    for each in candidates(made.forward, made.backward, made.places, free, table(net.device.family)):
-        load[each.left + 1 : each.back] -= each.size
-    turn = len(made.places.units[0])
-    passing = made.passing - {view.memory for each in made.backward for view in each.reads}
-    both = ((made.forward, passing, load[:turn]), (made.backward, made.passing, load[turn:]))
-    found = [
-        _Pass(calls, joints(calls, net.device, last, passes), [unit.start for unit in units], own)
-        for (calls, passes, own), units in zip(both, made.places.units, strict=True)
-    ]
+    both, turn = (made.forward, made.backward), len(made.places.units[0])
+    load = least_loads(net, *both, made.places)
+    own = zip(both, net._joints(*both, made.passing), made.places.units, (load[:turn], load[turn:]), strict=True)
+    found = [_Pass(calls, places, [unit.start for unit in units], load) for calls, places, units, load in own]
     for after in net.updates_after():
         found.append(_Pass(after, range(len(after) + 1), range(len(after)), np.zeros(len(after), np.int64)))
     for other in net.group.members:
@@ -410,7 +375,7 @@ def _candidates(net: Net, made: Made, passes: Sequence[_Pass]) -> list[_Candidat
             for each, of_pass in own
         ]
         copies = sum(1 + one.changes for _, of_pass in own for one in of_pass)
-        found.append(_Candidate(memory, -(-size // ALIGNMENT) * ALIGNMENT, copies * (size / LINK + QUEUED), times))
+        found.append(_Candidate(memory, round_up(size, ALIGNMENT), copies * (size / LINK + QUEUED), times))
     return sorted(found, key=lambda each: (each.seconds / each.size, -each.size))
 
 

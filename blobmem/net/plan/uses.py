@@ -1,9 +1,9 @@
-"""Which calls of a pass use which memories, for the passes over the calls of backward (`masks`, `recompute`)."""
+"""Which calls of a pass use which memories, for the passes over the calls of backward (`masks`, `again`, `evict`)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from blobmem.memory import Intent, SyncedMemory
@@ -24,6 +24,11 @@ class Remade(NamedTuple):
     makers: list[int]
     start: int
     at_once: bool = False
+
+
+def moved(remade: Iterable[Remade], positions: Sequence[int]) -> list[Remade]:
+    """The same, where the calls of forward have moved to these positions."""
+    return [each._replace(makers=sorted(positions[at] for at in each.makers)) for each in remade]
 
 
 class Uses:

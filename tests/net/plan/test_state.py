@@ -37,6 +37,7 @@ def inner(name, bottom, outputs, rate=1, tied=False):
 
 
 POOL = "pooling_param { kernel_size: 2 stride: 2 }"
+NORM = layer("BatchNorm", "n?", "c?", "b?") + layer("Scale", "s?", "b?", "b?") + layer("ReLU", "r?", "b?", "b?")
 TAIL = (
     inner("fc6", "p", 300) + layer("Dropout", "d6", "fc6", "fc6") + inner("fc7", "fc6", 200)
     + layer("Dropout", "d7", "fc7", "fc7") + loss("fc7")
@@ -54,6 +55,9 @@ NETS["odd"] = (
     DATA + inner("fc6", "data", 150) + inner("one", "fc6", 150, tied=True) + inner("two", "one", 150, tied=True)
     + inner("still", "two", 1100, rate=0) + layer("BatchNorm", "norm", "still", "still") + loss("still")
 )  # fmt: skip
+# arrays that may be made anew, whatever room there is
+NETS["norms"] = DATA + conv("c1", "data", outputs=8) + NORM.replace("?", "1") + conv("c2", "b1", outputs=8)
+NETS["norms"] += NORM.replace("?", "2") + conv("c3", "b2", outputs=8) + TAIL.replace('"p"', '"c3"')
 INPUTS = "input_param { shape { dim: 3 dim: 2 dim: 6 dim: 5 } shape { dim: 3 dim: 4 } }"
 NETS["inputs"] = (
     'name: "inputs" force_backward: true '
@@ -149,6 +153,16 @@ def test_state_is_evicted_before_the_batch_is_taken_in_slices():
     assert limits[0] < limits[1]
     nets = [built(SimulatedDevice(limit), passes=["slices"]) for limit in limits]
     assert [net._sliced is not None for net in nets] == [True, False] == [not evicted(net) for net in nets]
+
+
+def test_what_was_tried_without_state_leaves_nothing_behind():
+    """Arrays of plans that did not fit are not the net's once one that evicts state has been made."""
+    lowest, needed = least("norms"), unlimited("norms")[0]
+    each = solver(SimulatedDevice(lowest + (needed - lowest) // 4), "norms")
+    each.step(1)
+    net = each.net
+    used = {*memories(each for passed in net.compiled() for each in passed.calls)}
+    assert evicted(net) and {blob.data_view.memory for blob in net.pieces} <= used
 
 
 @pytest.mark.parametrize("kind", ["SGD", "two batches"])
