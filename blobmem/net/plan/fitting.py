@@ -126,8 +126,8 @@ def fitting(net: Net, made: Made, slices: bool = True) -> Made:
         return made
     smallest, best, times, plain = usual, None, Times(net.device), list[_Way]()
     for way in chain(_ways(net, room, times), _in_slices(net, plain, room) if slices else ()):
-        if best is not None and way.away is None:
-            break  # these are for want of others
+        if best is not None and way.spare:
+            break
         plain += [way] if way.away is None else []
         for fitted in _evicted(net, way, room):
             if max(fitted.places.layout.nbytes, others) <= room:
@@ -179,16 +179,19 @@ class _Way(NamedTuple):
         found: what may be.
         load: bytes in use in each step.
         away: what is evicted first; None if that is open.
+        spare: it is only for want of others.
     """
 
     made: Made
     found: list[Candidate]
     load: np.ndarray
     away: set[SyncedMemory] | None = None
+    spare: bool = False
 
 
 def _ways(net: Net, room: int, times: Times) -> Iterator[_Way]:
-    """The ways that are compared, and behind them those that may take less room."""
+    """The ways that are compared, and behind them those that may take less room, which are the same for any room: what
+    an error says would do then does."""
     plain = _way(net, ())
     ops, passes = table(net.device.family), (plain.made.forward, plain.made.backward)
     free, uses = net._free({*memories(chain(*passes))}), Uses(*passes, ops)
@@ -197,13 +200,18 @@ def _ways(net: Net, room: int, times: Times) -> Iterator[_Way]:
     again = Again(uses, free, ops)
     whole = Pass(again, plain.made.places, plain.found, times)
     seen: list[Choice] = []
-    for price in PRICES if len(whole.arrays) < MANY else PRICES[-1:]:
-        choice = whole.choose(room, price)
-        if choice not in seen:
-            seen.append(choice)
-            yield _way(net, choice.anew, choice.held)._replace(away=choice.away)
+
+    def chosen(room: int, spare: bool) -> Iterator[_Way]:
+        for price in PRICES if len(whole.arrays) < MANY else PRICES[-1:]:
+            choice = whole.choose(room, price)
+            if choice not in seen:
+                seen.append(choice)
+                yield _way(net, choice.anew, choice.held)._replace(away=choice.away, spare=spare)
+
+    yield from chosen(max(room, 0), False)
     for share in SHARES:
-        yield _way(net, usual_set(again.uses, free, share))
+        yield _way(net, usual_set(again.uses, free, share))._replace(spare=True)
+    yield from chosen(0, True)
 
 
 def _way(net: Net, anew: Collection[SyncedMemory], held: Collection[SyncedMemory] = ()) -> _Way:
@@ -265,7 +273,7 @@ def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
         made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, schedules=schedules,
         drawn=draft(net, schedules, made.kept), sliced=sliced,
     )  # fmt: skip
-    return _Way(made, *_candidates(net, made.forward, made.backward, made.places))
+    return _Way(made, *_candidates(net, made.forward, made.backward, made.places), spare=True)
 
 
 def _fullest(net: Net, made: Made, sliced: Sliced | None = None) -> tuple[int, int]:
@@ -337,6 +345,8 @@ def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
         if target == floor:
             break
         target = max(floor, target - max(trial.places.layout.nbytes - room, room // 64))
+    else:
+        yield _without(net, way, choose(way.found, way.load, floor, way.away or ()))
     yield _without(net, way, way.found)
 
 
