@@ -53,7 +53,7 @@ def test_the_same_bits(monkeypatch, device, part, seed):
 
 
 @given(nets_at_random(), st.integers(0, 99), st.sampled_from([0.3, 0.6, 1]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_net_gives_the_same_bits(text, seed, part):
     with pytest.MonkeyPatch.context() as patch:
         Choosing(patch, seed, part)

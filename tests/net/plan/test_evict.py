@@ -142,6 +142,7 @@ def trained(param, capacity):
 def test_the_models_give_the_same_bits_in_less_memory(monkeypatch, name):
     monkeypatch.setattr(arena, "WORK", 1_000_000)  # plans that are made sooner, and are a little larger
     monkeypatch.setattr(fitting, "PRICES", fitting.PRICES[-1:])
+    monkeypatch.setattr(fitting, "TRIES", 2)
     param = model(name, monkeypatch)
     unlimited, needed, fetched = trained(param, None)
     assert fetched == 0

@@ -271,7 +271,7 @@ def nets_at_random(draw):
 
 
 @given(nets_at_random(), st.sampled_from([0.0, 0.5]), st.sampled_from(ORDERS))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_any_net_gives_the_same_numbers_whoever_is_late(text, part, order):
     """Copies are made when somebody waits for them, and so is what is computed, or at random."""
     trace = iterate(made(text, SimulatedDevice(), "train"))
