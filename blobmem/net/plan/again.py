@@ -64,13 +64,14 @@ class Again:
         ops: those of the device.
 
     Attributes:
+        uses, free: as given.
         may: positions of the calls of forward that may run again.
         offers: memories that backward reads, and which may be made anew for it.
         held: of what backward does not read, that of which others are made: kept for these, instead of made anew.
     """
 
     def __init__(self, uses: Uses, free: Container[SyncedMemory], ops: Container[str]) -> None:
-        self.uses, self._free = uses, free
+        self.uses, self.free = uses, free
         self._whole = _whole([*uses.forward, *uses.backward])
         self.held: Collection[SyncedMemory] = ()
         self.may: set[int] = set()
@@ -104,11 +105,11 @@ class Again:
         last = self.uses.last_write(memory)
         if self.maker(memory, at) != last or memory in self.uses.changed:
             return False
-        return last < 0 or memory in self._free or memory in self.uses.read
+        return last < 0 or memory in self.free or memory in self.uses.read
 
     def _is_offered(self, memory: SyncedMemory) -> bool:
         last, readers = self.uses.last_write(memory), self.uses.read[memory]
-        if last not in self.may or memory not in self._free or not self.uses.stays(memory):
+        if last not in self.may or memory not in self.free or not self.uses.stays(memory):
             return False
         # a layer below the last write's has seen other numbers, which is warned of
         return all(self.uses.backward[at].layer >= self.uses.forward[last].layer for at in readers)
@@ -119,7 +120,7 @@ class Again:
             return False
         made = self.maker(memory, at)
         needed = memory in self.uses.read or memory in self.held
-        return needed or made not in self.may or memory not in self._free
+        return needed or made not in self.may or memory not in self.free
 
     def bridges(self) -> list[SyncedMemory]:
         """What backward does not read, and several calls of forward do, in order: what may be held."""
@@ -127,7 +128,7 @@ class Again:
         for at, each in enumerate(forward):
             users.update(memory for memory in {*_read(each)} if self.maker(memory, at) == self.uses.last_write(memory))
         found = [memory for memory, number in users.items() if number > 1 and memory not in self.uses.read]
-        found = [memory for memory in found if memory in self._free and self.uses.last_write(memory) in self.may]
+        found = [memory for memory in found if memory in self.free and self.uses.last_write(memory) in self.may]
         return sorted(filter(self.uses.stays, found), key=self.uses.last_write)
 
     def same(self, memory: SyncedMemory, at: int, wanted: Container[SyncedMemory]) -> Operand | None:

@@ -108,11 +108,11 @@ class Made:
         return self.drawn
 
 
-def fitting(net: Net, made: Made, slices: bool = True) -> Made:
+def fitting(net: Net, made: Made, slices: bool) -> Made:
     """The calls, drafted; by others, if they need more than the device may hold.
 
-    Of all ways that fit, the one that is reckoned to take least time for what it does beside the usual calls; with
-    slices of the batch, if it may have `slices`, where none does otherwise. Raises OutOfDeviceMemory, naming the least
+    Of all ways that fit, the one that is reckoned to take least time for what it does beside the usual calls; or with
+    `slices` of the batch, which is for where no other way does, the first. Raises OutOfDeviceMemory, naming the least
     that would do, if none does.
     """
     made.drawn = draft(net, made.schedules, made.kept)
@@ -124,11 +124,10 @@ def fitting(net: Net, made: Made, slices: bool = True) -> Made:
     others, who = max(_sharers(net), key=itemgetter(0))
     if max(made.places.layout.nbytes, others) <= room:
         return made
-    smallest, best, times, plain = usual, None, Times(net.device), list[_Way]()
-    for way in chain(_ways(net, room, times), _in_slices(net, plain, room) if slices else ()):
+    smallest, best, times = usual, None, Times(net.device)
+    for way in _in_slices(net, room) if slices else _ways(net, room, times):
         if best is not None and way.spare:
             break
-        plain += [way] if way.away is None else []
         for fitted in _evicted(net, way, room):
             if max(fitted.places.layout.nbytes, others) <= room:
                 ms = reckon(fitted.places, times).ms
@@ -193,11 +192,7 @@ def _ways(net: Net, room: int, times: Times) -> Iterator[_Way]:
     """The ways that are compared, and behind them those that may take less room, which are the same for any room: what
     an error says would do then does."""
     plain = _way(net, ())
-    ops, passes = table(net.device.family), (plain.made.forward, plain.made.backward)
-    free, uses = net._free({*memories(chain(*passes))}), Uses(*passes, ops)
-    if plain.made.again is not None:  # updates of parameters wait for all that reads these
-        uses.changed = plain.made.again.uses.changed
-    again = Again(uses, free, ops)
+    again = _again(net, plain.made)
     whole = Pass(again, plain.made.places, plain.found, times)
     seen: list[Choice] = []
 
@@ -209,9 +204,23 @@ def _ways(net: Net, room: int, times: Times) -> Iterator[_Way]:
                 yield _way(net, choice.anew, choice.held)._replace(away=choice.away, spare=spare)
 
     yield from chosen(max(room, 0), False)
-    for share in SHARES:
-        yield _way(net, usual_set(again.uses, free, share))._replace(spare=True)
+    yield from _usual_ways(net, again)
     yield from chosen(0, True)
+
+
+def _again(net: Net, made: Made) -> Again:
+    """What could be made anew of these calls."""
+    ops, passes = table(net.device.family), (made.forward, made.backward)
+    free, uses = net._free({*memories(chain(*passes))}), Uses(*passes, ops)
+    if made.again is not None:  # updates of parameters wait for all that reads these
+        uses.changed = made.again.uses.changed
+    return Again(uses, free, ops)
+
+
+def _usual_ways(net: Net, again: Again) -> Iterator[_Way]:
+    """The usual calls, or with more or nothing made anew, in which anything may be evicted."""
+    for share in SHARES:
+        yield _way(net, usual_set(again.uses, again.free, share))._replace(spare=True)
 
 
 def _way(net: Net, anew: Collection[SyncedMemory], held: Collection[SyncedMemory] = ()) -> _Way:
@@ -234,13 +243,12 @@ def least_loads(net: Net, forward: Sequence[Call], backward: Sequence[Call], dra
     return loads_without(*_candidates(net, forward, backward, drawn))
 
 
-def _in_slices(net: Net, ways: Iterable[_Way], room: int) -> Iterator[_Way]:
+def _in_slices(net: Net, room: int) -> Iterator[_Way]:
     """Ways in which a run of layers next to the fullest moment takes the batch in slices, the fewest first.
 
     Those that are reckoned to fit into the room, without scratch; and if none is, or does, the one that needs least.
     """
-    if "slices" not in net.passes or net._dynamic:
-        return
+    ways = _usual_ways(net, _again(net, _way(net, ()).made))
     made = min(ways, key=lambda way: lowest(way.found, way.load)).made
     net._have(made)
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
