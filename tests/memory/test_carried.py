@@ -6,14 +6,13 @@ import weakref
 
 import numpy as np
 import pytest
+from device_tools import NBYTES, fill, on_device
 
 from blobmem import Blob, SimulatedDevice
 from blobmem.errors import DeviceError
-from blobmem.memory import Intent, Side, SyncedMemory
+from blobmem.memory import Side, SyncedMemory
 from blobmem.memory.parked import copy_stream
 from blobmem.memory.slot import Slot
-
-NBYTES = 1024
 
 
 @pytest.fixture
@@ -31,17 +30,6 @@ def home(device):
     memory = SyncedMemory(NBYTES, device, name="w")
     memory.mutable_cpu_data()[:] = 1
     return memory
-
-
-def fill(memory, value, offset=0, nbytes=NBYTES):
-    """Write on the device, at once."""
-    address = memory.access(Side.DEVICE, offset, nbytes, Intent.OVERWRITE)
-    memory.device.as_array(address, (nbytes,), np.uint8)[...] = value
-
-
-def on_device(memory, offset=0, nbytes=NBYTES):
-    address = memory.access(Side.DEVICE, offset, nbytes, Intent.READ)
-    return memory.device.as_array(address, (nbytes,), np.uint8).copy()
 
 
 def test_who_uses_either_place_comes_after_the_copies(device, arena, home):

@@ -6,6 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
+from device_tools import NBYTES, fill, on_device
 
 from blobmem import Blob, SimulatedDevice
 from blobmem.errors import DeviceError
@@ -13,23 +14,10 @@ from blobmem.memory import Intent, Side, SyncedMemory
 from blobmem.memory.parked import Block, Parked, copy_stream
 from blobmem.memory.slot import Slot
 
-NBYTES = 1024
-
 
 def made(**options):
     device = SimulatedDevice(**options)
     return SyncedMemory(0, device, name="arena"), Parked(NBYTES, device, "x (evicted)")
-
-
-def fill(memory, value, offset=0, nbytes=NBYTES):
-    """Write on the device, at once."""
-    address = memory.access(Side.DEVICE, offset, nbytes, Intent.OVERWRITE)
-    memory.device.as_array(address, (nbytes,), np.uint8)[...] = value
-
-
-def on_device(memory, offset=0, nbytes=NBYTES):
-    address = memory.access(Side.DEVICE, offset, nbytes, Intent.READ)
-    return memory.device.as_array(address, (nbytes,), np.uint8).copy()
 
 
 def test_who_reads_or_overwrites_comes_after_the_copies():

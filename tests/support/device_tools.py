@@ -2,6 +2,10 @@
 
 import numpy as np
 
+from blobmem.memory import Intent, Side
+
+NBYTES = 1024  # of what tests of copies send to and fro
+
 
 def read(device, address, nbytes, stream=None):
     got = np.zeros(nbytes, np.uint8)
@@ -11,6 +15,17 @@ def read(device, address, nbytes, stream=None):
 
 def write(device, address, value, nbytes, stream=None):
     device.memcpy_htod(address, np.full(nbytes, value, np.uint8), stream)
+
+
+def fill(memory, value, offset=0, nbytes=NBYTES):
+    """Write on the device, at once."""
+    address = memory.access(Side.DEVICE, offset, nbytes, Intent.OVERWRITE)
+    memory.device.as_array(address, (nbytes,), np.uint8)[...] = value
+
+
+def on_device(memory, offset=0, nbytes=NBYTES):
+    address = memory.access(Side.DEVICE, offset, nbytes, Intent.READ)
+    return memory.device.as_array(address, (nbytes,), np.uint8).copy()
 
 
 class Counts:

@@ -36,31 +36,34 @@ POOL = "pooling_param { kernel_size: 3 stride: 1 pad: 1 }"
 KINDS = {
     "conv": ("Convolution", "convolution_param { num_output: 2 kernel_size: 1 weight_filler { type: 'xavier' } }"),
     "norm": ("BatchNorm", ""), "scale": ("Scale", SCALE), "relu": ("ReLU", ""), "sum": ("Eltwise", ""),
-    "drop": ("Dropout", ""), "join": ("Concat", "concat_param { axis: 0 }"), "pool": ("Pooling", POOL),
+    "drop": ("Dropout", ""), "join": ("Concat", ""), "pool": ("Pooling", POOL),
     "lrn": ("LRN", "lrn_param { local_size: 3 }"), "flat": ("Flatten", ""),
 }  # fmt: skip
 
+SPREAD = DATA.replace('"gaussian"', '"gaussian" std: 2')
+
 
 @st.composite
-def nets_at_random(draw):
-    """Branches of images of one size, summed, joined and parted again, pooled and normalised, in place or not."""
-    text, blobs, seen = DATA.replace('"gaussian"', '"gaussian" std: 2'), ["data"], {"data"}
-    places = [*KINDS, *(f"{kind} in place" for kind in ("norm", "scale", "relu", "drop"))]
-    for index in range(draw(st.integers(4, 14))):
+def nets_at_random(draw, data=SPREAD, kinds=KINDS, layers=(4, 14), axis=0, shape="dim: 2 dim: 6 dim: 5"):
+    """Branches of images of one size, summed, joined and parted again along an axis, pooled and normalised, in place or
+    not. `data` are the images, of that shape; `layers` is how many there may be of these kinds, from and to."""
+    text, blobs, seen = data, ["data"], {"data"}
+    places = [*kinds, *(f"{kind} in place" for kind in ("norm", "scale", "relu", "drop"))]
+    for index in range(draw(st.integers(*layers))):
         kind, one, other = draw(st.sampled_from(places)), draw(st.sampled_from(blobs)), draw(st.sampled_from(blobs))
         name, plain = f"l{index}", kind.removesuffix(" in place")
         top = one if kind != plain and one not in seen else name
-        bottoms = [one, other] if kind in ("sum", "join") else [one]
-        if kind == "join":  # and back to the items that all have
-            text += layer("Concat", name, " ".join(bottoms), f"{name}j", KINDS[kind][1])
-            text += layer("Slice", f"{name}s", f"{name}j", name, "slice_param { axis: 0 }").replace(
+        bottoms = [one, other] if kind in ("sum", "join", "max", "prod") else [one]
+        if kind == "join":  # and back to the items, or channels, that all have
+            text += layer("Concat", name, " ".join(bottoms), f"{name}j", f"concat_param {{ axis: {axis} }}")
+            text += layer("Slice", f"{name}s", f"{name}j", name, f"slice_param {{ axis: {axis} }}").replace(
                 f'top: "{name}"', f'top: "{name}" top: "{name}r"'
             )
         elif kind == "flat":  # another shape of the same bytes
             text += layer("Flatten", f"{name}f", one, f"{name}f")
-            text += layer("Reshape", name, f"{name}f", name, "reshape_param { shape { dim: 0 dim: 2 dim: 6 dim: 5 } }")
+            text += layer("Reshape", name, f"{name}f", name, f"reshape_param {{ shape {{ dim: 0 {shape} }} }}")
         else:
-            text += layer(KINDS[plain][0], name, " ".join(bottoms), top, KINDS[plain][1])
+            text += layer(kinds[plain][0], name, " ".join(bottoms), top, kinds[plain][1])
         seen |= {*bottoms} - {top}
         blobs += [top] * (top not in blobs)
     return text + loss(blobs[-1])

@@ -7,7 +7,7 @@ from cuda_emulation import EmulatedCuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_streams import ORDERS, LateSimulated, launch_late
-from plan_nets import assert_same, conv, iterate, layer, loss, made
+from plan_nets import assert_same, conv, iterate, layer, loss, made, nets_at_random
 
 import blobmem
 from blobmem import SimulatedDevice
@@ -236,7 +236,7 @@ def test_nothing_is_allocated_from_the_second_pass_on(make):
 KINDS = {
     "conv": ("Convolution", "convolution_param { num_output: 4 kernel_size: 1 weight_filler { type: 'xavier' } }"),
     "scale": ("Scale", "scale_param { bias_term: true }"), "relu": ("ReLU", ""), "sum": ("Eltwise", ""),
-    "join": ("Concat", "concat_param { axis: 1 }"), "prelu": ("PReLU", ""),
+    "join": ("Concat", ""), "prelu": ("PReLU", ""),
     "pool": ("Pooling", "pooling_param { kernel_size: 3 stride: 1 pad: 1 }"),
     "average": ("Pooling", "pooling_param { pool: AVE kernel_size: 3 stride: 1 pad: 1 }"),
     "lrn": ("LRN", "lrn_param { local_size: 3 }"), "flat": ("Flatten", ""), "norm": ("BatchNorm", ""),
@@ -245,32 +245,10 @@ KINDS = {
 }  # fmt: skip
 
 
-@st.composite
-def nets_at_random(draw):
-    """Branches of images of one size, summed, joined and parted again, pooled and normalised, in place or not."""
-    text, blobs, seen = DATA, ["data"], {"data"}
-    kinds = [*KINDS, *(f"{kind} in place" for kind in ("scale", "relu", "norm", "drop"))]
-    for index in range(draw(st.integers(3, 12))):
-        kind, one, other = draw(st.sampled_from(kinds)), draw(st.sampled_from(blobs)), draw(st.sampled_from(blobs))
-        name, plain = f"l{index}", kind.removesuffix(" in place")
-        top = one if kind != plain and one not in seen else name
-        bottoms = [one, other] if kind in ("sum", "join", "max", "prod") else [one]
-        if kind == "join":  # and back to the channels that all have
-            text += layer("Concat", name, " ".join(bottoms), f"{name}j", KINDS[kind][1])
-            text += layer("Slice", f"{name}s", f"{name}j", name, "slice_param { axis: 1 }").replace(
-                f'top: "{name}"', f'top: "{name}" top: "{name}r"'
-            )
-        elif kind == "flat":  # another shape of the same bytes
-            text += layer("Flatten", f"{name}f", one, f"{name}f")
-            text += layer("Reshape", name, f"{name}f", name, "reshape_param { shape { dim: 0 dim: 4 dim: 8 dim: 8 } }")
-        else:
-            text += layer(KINDS[plain][0], name, " ".join(bottoms), top, KINDS[plain][1])
-        seen |= {*bottoms} - {top}
-        blobs += [top] * (top not in blobs)
-    return text + loss(blobs[-1])
+NETS = nets_at_random(DATA, KINDS, (3, 12), 1, "dim: 4 dim: 8 dim: 8")
 
 
-@given(nets_at_random(), st.sampled_from([0.0, 0.5]), st.sampled_from(ORDERS))
+@given(NETS, st.sampled_from([0.0, 0.5]), st.sampled_from(ORDERS))
 @settings(max_examples=5, deadline=None)
 def test_any_net_gives_the_same_numbers_whoever_is_late(text, part, order):
     """Copies are made when somebody waits for them, and so is what is computed, or at random."""
