@@ -2,7 +2,7 @@
 
 import pytest
 from cuda_devices import EXACT_GPU, needs_compiler
-from cuda_emulation import EmulatedCuda
+from cuda_emulation import EmulatedCuda, own_registry
 from plan_nets import DATA, conv, layer, loss
 
 import blobmem
@@ -29,11 +29,7 @@ def net_text():
 @pytest.fixture(autouse=True)
 def registry(tmp_path, monkeypatch):
     """The file of the GPU that tests stand for; nothing is known of it at first."""
-    monkeypatch.setenv("BLOBMEM_CACHE", str(tmp_path))
-    monkeypatch.setattr(algorithms, "SHIPPED", tmp_path / "shipped")
-    found, real = algorithms.registry(MODEL, 91900, "fp32"), times._registry
-    monkeypatch.setattr(times, "_registry", lambda *given: found if isinstance(given[0], Marked) else real(*given))
-    return found
+    return own_registry(tmp_path, monkeypatch, times, MODEL, Marked)
 
 
 class Marked(EmulatedCuda):

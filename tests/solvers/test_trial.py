@@ -4,7 +4,7 @@ from itertools import zip_longest
 
 import pytest
 from cuda_devices import EXACT_GPU, needs_compiler
-from cuda_emulation import EmulatedCuda
+from cuda_emulation import EmulatedCuda, own_registry
 from late_streams import LateCuda
 from plan_nets import DATA, conv, layer, loss
 
@@ -34,13 +34,9 @@ pytestmark = needs_compiler
 @pytest.fixture(autouse=True)
 def registry(tmp_path, monkeypatch):
     """The file of the GPU that tests stand for; nothing is known of it at first."""
-    monkeypatch.setenv("BLOBMEM_CACHE", str(tmp_path))
-    monkeypatch.setattr(algorithms, "SHIPPED", tmp_path / "shipped")
-    found, real = algorithms.registry(MODEL, 91900, "fp32"), streams._registry
-    monkeypatch.setattr(streams, "_registry", lambda *given: found if isinstance(given[1], Timed) else real(*given))
     monkeypatch.setattr(trial, "WARM", WARM)
     monkeypatch.setattr(trial, "TIMED", TIMED)
-    return found
+    return own_registry(tmp_path, monkeypatch, streams, MODEL, Timed)
 
 
 class Timed(LateCuda):

@@ -28,6 +28,7 @@ from blobmem.devices.cuda import sources
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.devices.cuda.context import TICKETS
 from blobmem.devices.cuda.faults import Faults
+from blobmem.ops.cuda import algorithms
 
 HEADER = Path(__file__).with_name("cuda_emulation.h")
 AVAILABLE = shutil.which("g++") is not None and os.uname().machine == "x86_64"
@@ -332,3 +333,16 @@ class EmulatedCuda(SimulatedDevice):
         finally:
             self._scratch = range(0)
             self.free(address)
+
+
+def own_registry(tmp_path, monkeypatch, module, model, kind):
+    """The file of a GPU for which devices of that kind stand, where a module asks for it; nothing is known at first."""
+    monkeypatch.setenv("BLOBMEM_CACHE", str(tmp_path))
+    monkeypatch.setattr(algorithms, "SHIPPED", tmp_path / "shipped")
+    found, real = algorithms.registry(model, 91900, "fp32"), module._registry
+
+    def asked(*given):
+        return found if any(isinstance(each, kind) for each in given) else real(*given)
+
+    monkeypatch.setattr(module, "_registry", asked)
+    return found
