@@ -129,7 +129,7 @@ def build_nets(
     model: Any,
     share: bool = True,
     *,
-    device: devices.Device | None = None,
+    device: devices.Device | str | None = None,
     seed: int | None = None,
     dtype: Any = np.float32,
     train_batch: int | None = None,
@@ -147,7 +147,7 @@ def build_nets(
     Args:
         model: path of a solver or net prototxt, its message, or what `specs_of` made of either.
         share: share blobs by name; otherwise parameters only.
-        device, seed, dtype, input_shapes, skip_damaged: as for Net.
+        device, seed, dtype, input_shapes, skip_damaged: as for Net; a device's word names one device for all.
         train_batch: batch size of the train net, if not the file's.
         test_batches: batch sizes of the test nets, one each; a net file gives as many test nets.
         share_params: False keeps even the parameters apart.
@@ -167,8 +167,8 @@ def build_nets(
         test_specs = [test_specs[0]] * len(test_batches) if test_specs else []
     seed = default_seed() if seed is None else seed
     common: dict[str, Any] = {
-        "device": device, "seed": seed, "dtype": dtype, "input_shapes": input_shapes, "skip_damaged": skip_damaged,
-        "backward_streams": backward_streams,
+        "device": None if device is None else devices.get(device), "seed": seed, "dtype": dtype,
+        "input_shapes": input_shapes, "skip_damaged": skip_damaged, "backward_streams": backward_streams,
     }  # fmt: skip
     train = _build(train_spec, batch=train_batch, memory=memory, **common)
     nets = Nets(train)

@@ -60,7 +60,8 @@ class Net(Access, Placement, Compilation):
         phase: TRAIN or TEST; pycaffe's further positions, level, stages and weights, may follow.
         weights: path of a caffemodel to take parameters from, by layer name.
         level, stages: the rest of the net state that include and exclude rules look at; stages add to the model's own.
-        device: where it computes; None is the default device, which the net then follows (`set_mode_gpu`).
+        device: where it computes, a Device or its word ("cpu", "cuda:1"); None is the default device, which the net
+            then follows (`set_mode_gpu`).
         seed: what random draws and fillers are a function of; the default seed when None.
         dtype: float32, float64, or on a GPU float16 or bfloat16, by name or as NumPy has it (bfloat16 of ml_dtypes). In
             halves statistics, labels, indices, boxes and losses are of float32.
@@ -121,7 +122,7 @@ class Net(Access, Placement, Compilation):
         weights: str | os.PathLike[str] | None = None,
         level: int = 0,
         stages: Sequence[str] | None = None,
-        device: devices.Device | None = None,
+        device: devices.Device | str | None = None,
         seed: int | None = None,
         dtype: Any = np.float32,
         batch: int | None = None,

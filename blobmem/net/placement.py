@@ -43,18 +43,20 @@ class Placement:
 
         def _end_plan(self) -> None: ...
 
-    def __init__(self, device: devices.Device | None) -> None:
-        self.device = devices.default() if device is None else device
+    def __init__(self, device: devices.Device | str | None) -> None:
+        self.device = devices.default() if device is None else devices.get(device)
         self.follows = device is None
         self._switches = devices.switches()  # of the default device, that this net has followed
         self._family: weakref.WeakSet[Placement] = weakref.WeakSet([self])  # those with which it shares memory
 
-    def move_to(self, device: devices.Device) -> None:
-        """Live and compute on another device from now on, with all bytes as they are; the old one's are freed.
+    def move_to(self, device: devices.Device | str) -> None:
+        """Live and compute on another device from now on, with all bytes as they are; the old one's are freed. Its
+        word, as in `devices.get`, names it too.
 
         Nets that share memory with this one move too, and none of them follows the default device any more. Raises
         DeviceError or MemoryError, and all are where they were, if the bytes cannot come.
         """
+        device = devices.get(device)
         family = list(self._family)
         for net in family:
             net._leave(device)  # all of it before the first byte moves, as this may fail

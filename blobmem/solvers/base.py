@@ -85,14 +85,13 @@ class Solver:
         self.param: Any = read_solver(model)
         if seed is None and self.param.random_seed >= 0:
             seed = self.param.random_seed
-        place = None if device is None else devices.get(device)
         # as in Caffe, a script may run an unshared test net backward
         net_options.setdefault("forward_only_tests", share)
         if level is not None:
             self.param.train_state.level = level
         self.param.train_state.stage.extend(stages)
         specs = solver_specs(self.param, self.source)
-        nets = build_nets(specs, share, device=place, seed=seed, memory=memory, **net_options)
+        nets = build_nets(specs, share, device=device, seed=seed, memory=memory, **net_options)
         self.net: Net = nets.train
         self.test_nets: list[Net] = nets.tests
         self.reports: list[SharingReport] = nets.reports

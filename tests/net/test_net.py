@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 from cuda_devices import DEVICES
 
-from blobmem import TEST, TRAIN, BlobmemError, Net, NetError, OutOfDeviceMemory, SimulatedDevice, set_random_seed
+from blobmem import (
+    TEST,
+    TRAIN,
+    BlobmemError,
+    DeviceError,
+    Net,
+    NetError,
+    OutOfDeviceMemory,
+    SimulatedDevice,
+    build_nets,
+    devices,
+    set_random_seed,
+)
 from blobmem.memory import Head
 from blobmem.memory.blob import from_dlpack
 
@@ -651,3 +663,14 @@ def test_garbage_waits_while_a_net_is_built_and_planned(enabled):
 
 
 DOUBLE = 'layer { name: "double" type: "Power" bottom: "x" top: "y" power_param { scale: 2 } }'
+
+
+def test_devices_by_their_words():
+    net = Net(MLP, TRAIN, device="simulated:1MiB")
+    assert net.device.capacity == 2**20
+    net.move_to("cpu")
+    assert net.device is devices.HOST
+    nets = build_nets(MLP, device="simulated")
+    assert {each.device for each in nets.tests} == {nets.train.device}
+    with pytest.raises(DeviceError, match="tpu"):
+        Net(MLP, TRAIN, device="tpu")
