@@ -721,9 +721,13 @@ class Schedule:
         """Where runs of calls begin that may run as one: where they end, and the step that does."""
         return self._bound[1]
 
+    def bind(self) -> None:
+        """Bind the calls to arrays of the shapes that they have now; else that is done when they run first."""
+        _ = self._bound
+
     @functools.cached_property
     def _bound(self) -> tuple[list[Step], dict[int, tuple[int, Step]]]:
-        """`_steps` and `_fused`, once one is asked for: of the schedules that plans are tried with, most never are."""
+        """`_steps` and `_fused`; most of the schedules with which plans are tried have none."""
         count, steps, known = Counter[Any](), list[Step](), self._known
         for call in self._calls:
             place = (call.layer, call.layer_name, call.op)
