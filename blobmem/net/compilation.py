@@ -211,6 +211,8 @@ class Compilation:
         self._have(made)
         self.untimed = made is not usual and self._shapes != self._timed and self._lacks_times(made)
         schedules = made.schedules
+        for schedule in schedules:
+            schedule.bind()
         self._spans = {}
         if self._arena is not None:
             self._plan = Plan(

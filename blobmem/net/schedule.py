@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections import Counter
@@ -247,16 +248,23 @@ class Step:
         "varies",
     )
 
-    def __init__(self, call: Call, device: Device, on_host: bool, done: Done, streams: int = 1) -> None:
+    def __init__(
+        self,
+        call: Call,
+        device: Device,
+        on_host: bool,
+        done: Done,
+        streams: int = 1,
+        known: dict[Any, int] | None = None,
+    ) -> None:
         self.call = call
         self.once = call.once
         self.done = done
         self.device = device
         self.computes = device.compute
         self.varies = False  # whether its attributes are set from outside
-        op = self._op_of(call, "host" if on_host else device.family)
-        on_host = on_host or op is None or op.family != device.family
-        self.side = Side.HOST if on_host else Side.DEVICE
+        op, self.side = _run_by(call, device, on_host)
+        on_host = self.side is _HOST
         self.lane = 0 if on_host or streams == 1 else call.stream
         self.faults = None if on_host else device.faults
         self.bound = [
@@ -280,21 +288,14 @@ class Step:
         self.before = None if op is None or on_host else op.before
         self.fn: Callable[..., Any]
         if op is not None:
-            specs = [None if b is None else ArraySpec(tuple(b.shape), b.dtype) for b in self.bound]
-            cases = [{"accumulate": False}, {"accumulate": True}] if self.accumulators else [{}]
-            known = {} if op.family == "host" else {"device": device}
             self.fn = op.fn
-            if op.family == "host" and any(is_half(spec.dtype) for spec in specs if spec is not None):
-                specs = [None if spec is None else ArraySpec(spec.shape, exact(spec.dtype)) for spec in specs]
+            if op.family == "host" and any(is_half(each.operand.blob.dtype) for each in self.order):
                 self.fn = _in_float32(op.fn, [None if each is None else each.intent for each in call.operands])
-            self.scratch = max(op.workspace_bytes(*specs, **self.attributes, **case, **known) for case in cases)
+            self.scratch = _scratch_of(op, call, device, known)
         else:
             assert callable(call.op)
             self.fn = call.op
         self.takes_scratch = self.computes and (self.takes_scratch or self.scratch > 0)
-
-    def _op_of(self, call: Call, family: str) -> Op | None:
-        return None if call.on_host else _find_op(str(call.op), family)
 
     def _why_eager(self, op: Op | None) -> str:
         """Why the call cannot be part of a graph; "" if it can."""
@@ -487,13 +488,18 @@ class Transfer(Step):
 
     OPS = frozenset({"evict", "fetch"})
 
-    def __init__(self, call: Call, device: Device, on_host: bool, done: Done, streams: int = 1) -> None:
-        super().__init__(call, device, on_host, done, streams)
+    def __init__(
+        self,
+        call: Call,
+        device: Device,
+        on_host: bool,
+        done: Done,
+        streams: int = 1,
+        known: dict[Any, int] | None = None,
+    ) -> None:
+        super().__init__(call, device, on_host, done, streams, known)
         self.home: Parked = self.attributes["home"]
         self.copies = OUT if call.op == "evict" else IN
-
-    def _op_of(self, call: Call, family: str) -> Op:
-        return Op(str(call.op), _nothing, family=family)
 
     @property
     def repeats(self) -> bool:
@@ -544,9 +550,6 @@ class Carry(Step):
 
     __slots__ = ()
 
-    def _op_of(self, call: Call, family: str) -> Op:
-        return Op(str(call.op), _nothing, family=family, captures=False)
-
     @property
     def repeats(self) -> bool:
         return False  # whoever uses the bytes next has to wait anew
@@ -566,8 +569,44 @@ def _kind_of(call: Call) -> type[Step]:
     return Transfer if isinstance(call.attributes["home"], Parked) else Carry
 
 
+def _run_by(call: Call, device: Device, on_host: bool) -> tuple[Op | None, Side]:
+    """The op that runs a call, None for a function of the host, and the side that it runs on."""
+    family = "host" if on_host else device.family
+    if call.on_host:
+        return None, _HOST
+    if call.op in Transfer.OPS:
+        op = Op(str(call.op), _nothing, family=family, captures=isinstance(call.attributes["home"], Parked))
+    else:
+        op = _find_op(str(call.op), family)
+    return op, _HOST if on_host or op.family != device.family else _DEVICE
+
+
 def _nothing() -> None:
     pass
+
+
+def _scratch_of(op: Op, call: Call, device: Device, known: dict[Any, int] | None = None) -> int:
+    """Bytes of workspace that a call takes; `known` has those of calls that are alike."""
+    if op.workspace is None:
+        return 0
+    half = op.family == "host" and any(is_half(each.blob.dtype) for each in call.present())
+    specs = [
+        None if each is None else ArraySpec(tuple(each.op_shape), exact(each.blob.dtype) if half else each.blob.dtype)
+        for each in call.operands
+    ]
+    accumulates = any(each.accumulate for each in call.present())
+    try:
+        key = op.name, op.family, accumulates, *specs, *call.attributes.items()
+        if known is not None and key in known:
+            return known[key]
+    except TypeError:  # arrays among the attributes
+        known = None
+    cases = [{"accumulate": False}, {"accumulate": True}] if accumulates else [{}]
+    where = {} if op.family == "host" else {"device": device}
+    scratch = max(op.workspace_bytes(*specs, **call.attributes, **case, **where) for case in cases)
+    if known is not None:
+        known[key] = scratch
+    return scratch
 
 
 class _Constant:
@@ -657,26 +696,12 @@ class Schedule:
         self.device = device
         self.images_last = images_last
         self.side = Side.HOST if on_host or device.is_host else Side.DEVICE
-        done, count = {} if done is None else done, Counter[Any]()
-        self._steps: list[Step] = []
-        calls, found = _fusions(self.calls, device, self.side, images_last, passing)
-        for call in calls:
-            place = (call.layer, call.layer_name, call.op)
-            mark = done.setdefault((*place, count[place]), Done()) if call.once else Done()
-            count[place] += call.once
-            self._steps.append(_kind_of(call)(call, device, self.side is Side.HOST, mark, self.streams))
-        self._fused = {
-            at: (group.stop, Step(group.call, device, False, Done(), self.streams)) for at, group in found.items()
-        }
-        given, written = set[SyncedMemory](), set[SyncedMemory]()
-        for call in (*before, *calls) if images_last else ():
-            given.update(view.memory for view in call.reads if view.memory not in written)
-            written.update(view.memory for view in call.writes)
-        for bound in self._bounds():
-            if isinstance(bound, _BoundLast):
-                bound.is_given = bound.operand.memory in given
-        self._run_of = {position: at for at, group in found.items() for position in range(at, group.stop)}
-        self._skipped = {at: group.skipped for at, group in found.items() if group.skipped}
+        self._done = {} if done is None else done
+        self._before = before
+        self._known: dict[Any, int] = {}  # of calls, their workspace (`_scratch_of`)
+        self._calls, self._groups = _fusions(self.calls, device, self.side, images_last, passing)
+        self._run_of = {position: at for at, group in self._groups.items() for position in range(at, group.stop)}
+        self._skipped = {at: group.skipped for at, group in self._groups.items() if group.skipped}
         self._programs: dict[tuple[int, int | None], list[Step]] = {}
         self._varying: dict[range, list[Step]] = {}  # whose attributes are set, by calls
         self._captured: dict[tuple[int, int | None], list[Step | Captured | Lanes]] = {}
@@ -686,10 +711,46 @@ class Schedule:
         self._arena: list[Need] = []  # of all that lies in slots
         self.clock: Clock | None = None  # what times the steps as they run, if they are to be timed
 
+    @property
+    def _steps(self) -> list[Step]:
+        """The calls, bound."""
+        return self._bound[0]
+
+    @property
+    def _fused(self) -> dict[int, tuple[int, Step]]:
+        """Where runs of calls begin that may run as one: where they end, and the step that does."""
+        return self._bound[1]
+
+    def bind(self) -> None:
+        """Bind the calls to arrays of the shapes that they have now; else that is done when they run first."""
+        _ = self._bound
+
+    @functools.cached_property
+    def _bound(self) -> tuple[list[Step], dict[int, tuple[int, Step]]]:
+        """`_steps` and `_fused`; most of the schedules with which plans are tried have none."""
+        count, steps, known = Counter[Any](), list[Step](), self._known
+        for call in self._calls:
+            place = (call.layer, call.layer_name, call.op)
+            mark = self._done.setdefault((*place, count[place]), Done()) if call.once else Done()
+            count[place] += call.once
+            steps.append(_kind_of(call)(call, self.device, self.side is Side.HOST, mark, self.streams, known))
+        fused = {
+            at: (group.stop, Step(group.call, self.device, False, Done(), self.streams, known))
+            for at, group in self._groups.items()
+        }
+        given, written = set[SyncedMemory](), set[SyncedMemory]()
+        for call in (*self._before, *self._calls) if self.images_last else ():
+            given.update(view.memory for view in call.reads if view.memory not in written)
+            written.update(view.memory for view in call.writes)
+        for bound in (bound for step in (*steps, *(step for _, step in fused.values())) for bound in step.order):
+            if isinstance(bound, _BoundLast):
+                bound.is_given = bound.operand.memory in given
+        return steps, fused
+
     def _units(self) -> Iterator[tuple[int, int, list[Step]]]:
         """Where what runs at one time begins and ends, and the steps that may run for it."""
         at = 0
-        while at < len(self._steps):
+        while at < len(self._calls):
             stop, *fused = self._fused.get(at, (at + 1,))
             yield at, stop, [*self._steps[at:stop], *fused]
             at = stop
@@ -699,17 +760,19 @@ class Schedule:
 
     def units(self) -> list[Unit]:
         """What runs, in order."""
-        return [
-            Unit(
-                start,
-                stop,
-                [step.call for step in steps],
-                max((step.scratch for step in steps if step.side is self.side), default=0),
-                any(step.side is not self.side for step in steps),
-                steps[-1].lane,
-            )
-            for start, stop, steps in self._units()
-        ]
+        units, at = list[Unit](), 0
+        while at < len(self._calls):
+            group = self._groups.get(at)
+            stop = at + 1 if group is None else group.stop
+            calls = self._calls[at:stop] + ([] if group is None else [group.call])
+            ran = [_run_by(call, self.device, self.side is Side.HOST) for call in calls]
+            here = [(op, call) for (op, side), call in zip(ran, calls, strict=True) if op and side is self.side]
+            scratch = max((_scratch_of(op, call, self.device, self._known) for op, call in here), default=0)
+            travels = any(side is not self.side for _, side in ran)
+            lane = 0 if self.streams == 1 or ran[-1][1] is _HOST else calls[-1].stream
+            units.append(Unit(at, stop, calls, scratch, travels, lane))
+            at = stop
+        return units
 
     def lie_in(self, arena: SyncedMemory, nbytes: int, scratch: Mapping[int, SyncedMemory]) -> None:
         """Take so many bytes of an arena for all that lies in its slots; `scratch` has those of units, by start."""

@@ -17,10 +17,13 @@ from blobmem.proto.files import write_atomic
 
 def cache_folder() -> Path:
     """Where compiled kernels and chosen algorithms are kept: `BLOBMEM_CACHE`, or the user's cache folder."""
-    if named := os.environ.get("BLOBMEM_CACHE"):
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "blobmem"
+    return _cache_folder(*map(os.environ.get, ("BLOBMEM_CACHE", "XDG_CACHE_HOME", "HOME")))
+
+
+@functools.lru_cache(1)
+def _cache_folder(named: str | None, base: str | None, _home: str | None) -> Path:
+    """The same, by what the environment says: it is asked for each convolution of a net."""
+    return Path(named) if named else Path(base or Path.home() / ".cache") / "blobmem"
 
 
 @functools.cache

@@ -10,9 +10,10 @@ the time for which forward, or backward, computes meanwhile.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -47,8 +48,13 @@ WAYS = KEPT, ANEW, AWAY, BACK, LATE
 _WAITS = {BACK: 1, LATE: 2}
 """How many copies are waited for."""
 
+_COPIES = (AWAY, BACK, LATE)
+
 Change = tuple[int, int, int]
 """From one step to before another, so many bytes more."""
+
+Made = tuple[frozenset[int], frozenset[SyncedMemory]]
+"""Of what is made anew the calls that do it, and the arrays that they need, or make by the way."""
 
 
 class Array(NamedTuple):
@@ -106,7 +112,7 @@ class Pass:
         times: of calls.
         load, born: bytes in use in each step, and those of them that were not before it.
         turn: the first step of backward.
-        clock: milliseconds before each step, and at the end.
+        clock, begins: milliseconds before each step, and at the end.
         writes: of each call of forward what it writes, the bytes of that, and whether it need not.
         reads, inputs: of each call of forward, what it reads.
         unit: of each call of forward the first of those that it may run as one with.
@@ -114,6 +120,9 @@ class Pass:
         cost: of each, the milliseconds that it adds; those of what may run as one are put down to the first.
         scratch: of each, bytes while it runs.
         arrays: what may be made anew or evicted.
+        number, maker: of each, where it is in that order, and the call that makes it.
+        copy, ready: of each, the milliseconds of a copy, and when that may begin.
+        leaving: their numbers in the order of that.
         held: of arrays of which others can be made, and which backward does not need, about the square root of their
             number: bytes of each, and the first step that does not need it. They are there as long as others are made
             of them, so that not all of these are made at once.
@@ -126,7 +135,8 @@ class Pass:
         for life in drawn.lives.arena:
             self.born[life.first] += life.nbytes
         self.turn = len(drawn.units[0])
-        self.clock = np.cumsum([0.0, *(times.ms(unit.calls[-1]) for unit in chain(*drawn.units))])
+        self.begins = np.cumsum([0.0, *(times.ms(unit.calls[-1]) for unit in chain(*drawn.units))])
+        self.clock: list[float] = self.begins.tolist()
         self.writes = [self._written(at) for at in range(len(forward))]
         self.reads = [{each.memory for each in call.present() if each.intent is Intent.READ} for call in forward]
         self.unit, self.cost, self.scratch = list[int](), list[float](), list[int]()
@@ -144,6 +154,12 @@ class Pass:
         nbytes = {memory: size for written in self.writes for memory, size, _ in written}
         self.held = {memory: (nbytes[memory], bisect_right(starts, last[memory])) for memory in again.held}
         self.arrays = self._arrays(drawn, {each.memory: each for each in found if each.until == 0})
+        self.number = {memory: at for at, memory in enumerate(self.arrays)}
+        self.maker = {memory: again.maker(memory) for memory in self.arrays}
+        self.copy = np.array([times.copy_ms(each.size) for each in self.arrays.values()])
+        gone = np.array([each.start.get(AWAY, 0) for each in self.arrays.values()], np.int64)
+        self.ready = self.begins[gone] - self.copy
+        self.leaving = np.argsort(self.ready, kind="stable")
         self.inputs = [self._inputs(at) for at in range(len(forward))]
 
     def _written(self, at: int) -> list[tuple[SyncedMemory, int, bool]]:
@@ -169,7 +185,7 @@ class Pass:
                 written = [optional for place, _, optional in self.writes[uses.last_write(memory)] if place is memory]
                 start[ANEW] = after - (memory not in read and all(written))  # where it is not even made
             if memory in found:
-                gone = int(np.searchsorted(self.clock, self.clock[after] + self.times.copy_ms(size)))
+                gone = bisect_left(self.clock, self.clock[after] + self.times.copy_ms(size))
                 start[AWAY] = start[BACK] = gone
                 start[LATE] = after
             first = self.turn + bisect_right(starts[1], uses.read[memory][0]) - 1
@@ -187,7 +203,7 @@ class Pass:
             result.append(_Input(source, made, again.kept(source, at, ()), other, known))
         return result
 
-    def chain(self, memory: SyncedMemory, wanted: set[SyncedMemory]) -> tuple[frozenset[int], frozenset[SyncedMemory]]:
+    def chain(self, memory: SyncedMemory, wanted: set[SyncedMemory]) -> Made:
         """The calls that make it anew, where that is `wanted`; and the arrays that they need, or make by the way."""
         runs, needs = set[int](), set[SyncedMemory]()
         waiting = [self.again.maker(memory)]
@@ -230,25 +246,54 @@ class Pass:
         return min(plans, key=lambda each: each.over)
 
 
+@dataclasses.dataclass(slots=True)
+class _Trial:
+    """How to take back what was tried of an array.
+
+    Attributes:
+        memory, was: which, and how it was done without.
+        copying, coming: what was known of copies (`_State`).
+        copies: milliseconds that they were reckoned to take, if they change.
+        again: milliseconds that calls which run again take more.
+        before, after: of what is made otherwise, the calls, and the arrays that they need.
+        need, until: of what is needed from another step on, or up to another one, that step.
+    """
+
+    memory: SyncedMemory
+    was: str
+    copying: float | None
+    coming: np.ndarray | None
+    copies: float | None = None
+    again: float = 0.0
+    before: dict[SyncedMemory, Made] = dataclasses.field(default_factory=dict)
+    after: dict[SyncedMemory, Made] = dataclasses.field(default_factory=dict)
+    need: list[tuple[SyncedMemory, int]] = dataclasses.field(default_factory=list)
+    until: list[tuple[SyncedMemory, int]] = dataclasses.field(default_factory=list)
+
+
 class _State:
-    """What is done without so far.
+    """What is done without so far, and what is tried.
 
     Attributes:
         way: how, of each array that is not kept.
-        load: bytes in use in each step.
+        load: bytes in use in each step, with what is settled.
     """
 
     def __init__(self, whole: Pass, price: float) -> None:
         self.whole, self.load, self._price = whole, whole.load.copy(), price
         self.way: dict[SyncedMemory, str] = {}
         self._wanted = set[SyncedMemory]()
-        self._away = dict[SyncedMemory, tuple[float, float]]()  # what a copy takes, and from when on it may begin
-        self._late = 0
-        self._made: dict[SyncedMemory, tuple[frozenset[int], frozenset[SyncedMemory]]] = {}
+        self._late = self._aside = 0  # bytes of copies that are waited for, and of those that are not
+        self._away = np.zeros(len(whole.arrays), np.int8)  # which are, 2 if waited for as they come back
+        self._made: dict[SyncedMemory, Made] = {}
         self._need = {memory: each.first for memory, each in whole.arrays.items()}
+        self._needs = np.array([*self._need.values()], np.int64)
         self._until = dict[SyncedMemory, int]()  # of what is held, the step before which it is needed
         self._users: dict[SyncedMemory, set[SyncedMemory]] = defaultdict(set)
         self._runners: dict[int, set[SyncedMemory]] = defaultdict(set)
+        self._copying: float | None = None  # milliseconds, once found
+        self._coming: np.ndarray | None = None  # arrays in the order in which they are needed, once found
+        self._trial: _Trial
 
     def cost(self, memory: SyncedMemory) -> float:
         """About the milliseconds that it takes to do without it."""
@@ -257,63 +302,94 @@ class _State:
             return copy * {AWAY: self._price, BACK: 1, LATE: 2}[self.way[memory]]
         return sum(self.whole.cost[at] for at in self._made[memory][0])
 
-    def turn(self, memory: SyncedMemory, way: str) -> tuple[list[Change], float]:
-        """Do without it in that way, or keep it: what that changes of loads, and milliseconds that it adds."""
+    def turn(self, memory: SyncedMemory, way: str) -> list[Change]:
+        """Try to do without it in that way, or to keep it: what that changes of loads. `settle` or `back` follows."""
         was, size = self.way.get(memory, KEPT), self.whole.arrays[memory].size
+        trial = self._trial = _Trial(memory, was, self._copying, self._coming)
+        if was in _COPIES or way in _COPIES:
+            trial.copies = trial.copying = self._copies()
+            trial.coming = self._coming
         changes = [] if was is KEPT else [(*self._while(memory), size)]
-        copies = not {AWAY, BACK, LATE}.isdisjoint((was, way))
-        ms = -self._copies() if copies else 0.0
-        if was is not KEPT:
-            del self.way[memory]
-        if way is not KEPT:
-            self.way[memory] = way
-        self._late += size * (_WAITS.get(way, 0) - _WAITS.get(was, 0))
-        if was in (AWAY, BACK):
-            del self._away[memory]
-        if way in (AWAY, BACK):
-            copy = self.whole.times.copy_ms(size)
-            self._away[memory] = copy, self.whole.clock[self.whole.arrays[memory].start[AWAY]] - copy
+        self._take(memory, was, way)
         if ANEW in (was, way):
-            ms += self._make(memory, changes)
-        changes += [] if way is KEPT else [(*self._while(memory), -size)]
-        ms += self._copies() if copies else 0.0
+            self._chain(trial)
+            trial.again = self._replace(trial.before, trial.after)
+            self._move(trial, changes)
+        if way is not KEPT:
+            changes.append((*self._while(memory), -size))
+        return changes
+
+    def ms(self) -> float:
+        """Milliseconds that what is tried adds."""
+        copies = self._trial.copies
+        return self._trial.again + (0.0 if copies is None else self._copies() - copies)
+
+    def settle(self, changes: Iterable[Change]) -> None:
+        """Leave it so."""
         for start, stop, more in changes:
             self.load[start:stop] += more
-        return changes, ms
+
+    def back(self) -> None:
+        """Leave it as it was before it was tried."""
+        trial = self._trial
+        self._take(trial.memory, self.way.get(trial.memory, KEPT), trial.was)
+        if trial.before or trial.after:
+            self._wanted ^= {trial.memory}
+            self._replace(trial.after, trial.before)
+        for memory, need in reversed(trial.need):
+            self._set_need(memory, need)
+        self._until.update(reversed(trial.until))
+        self._copying, self._coming = trial.copying, trial.coming
+
+    def _take(self, memory: SyncedMemory, was: str, way: str) -> None:
+        size = self.whole.arrays[memory].size
+        self.way.pop(memory, None)
+        if way is not KEPT:
+            self.way[memory] = way
+        if was in _COPIES or way in _COPIES:
+            self._late += size * (_WAITS.get(way, 0) - _WAITS.get(was, 0))
+            self._aside += size * ((way is AWAY) - (was is AWAY))
+            self._away[self.whole.number[memory]] = 2 if way is BACK else way is AWAY
+            self._copying = None
 
     def _while(self, memory: SyncedMemory) -> tuple[int, int]:
         """From which step to before which the pass does without it."""
         array, way, stop = self.whole.arrays[memory], self.way[memory], self._need[memory]
         if way is AWAY:
             comes = self.whole.clock[stop] - self.whole.times.copy_ms(array.size)
-            stop = int(np.searchsorted(self.whole.clock, comes, "right")) - 1
+            stop = bisect_right(self.whole.clock, comes) - 1
         return array.start[way], max(array.start[way], stop)
 
     def _copies(self) -> float:
         """Milliseconds that copies are reckoned to take."""
-        whole = self.whole
-        result = whole.times.copy_ms(self._late)
-        if not self._away:
-            return result
-        copy, ready = (np.array(each) for each in zip(*self._away.values(), strict=True))
-        wanted = whole.clock[[self._need[memory] for memory in self._away]]
-        waited = np.array([self.way[memory] is BACK for memory in self._away])
-        turn = float(whole.clock[whole.turn])
-        result += self._price * float(copy[~waited].sum())
-        order = np.argsort(ready)
-        result += max(0.0, float((ready[order] + np.cumsum(copy[order][::-1])[::-1]).max()) - turn)
-        copy, wanted = copy[~waited], wanted[~waited]
-        order = np.argsort(wanted)
-        return result + max(0.0, turn - float((wanted[order] - np.cumsum(copy[order])).min(initial=turn)))
+        from blobmem.net.plan import kernels  # its compiler takes a while to import
 
-    def _make(self, memory: SyncedMemory, changes: list[Change]) -> float:
-        """Make it anew from now on, or no longer, as its way is."""
-        whole, others = self.whole, self._users[memory] | self._runners[self.whole.again.maker(memory)]
+        if self._copying is None:
+            whole = self.whole
+            if self._coming is None:
+                self._coming = np.argsort(self._needs, kind="stable")
+            out, back = kernels.beyond_turn(
+                self._away, whole.copy, whole.leaving, whole.ready, self._coming, whole.begins[self._needs],
+                whole.clock[whole.turn],
+            )  # fmt: skip
+            usual = whole.times.copy_ms(self._late) + self._price * whole.times.copy_ms(self._aside)
+            self._copying = usual + out + back
+        return self._copying
+
+    def _chain(self, trial: _Trial) -> None:
+        """Make the array anew from now on, or no longer, as its way is: find how it and others are made then."""
+        memory = trial.memory
         # of the others, it may come by the way as they are made, or they be made from it where it is kept
-        before = {each: self._made[each] for each in {*others, memory} if each in self._made}
+        others = self._users[memory] | self._runners[self.whole.maker[memory]]
+        trial.before = {each: self._made[each] for each in {*others, memory} if each in self._made}
         self._wanted ^= {memory}
-        after = {each: whole.chain(each, self._wanted) for each in {*before, memory} if each in self._wanted}
-        units = {whole.unit[at] for runs, _ in chain(before.values(), after.values()) for at in runs}
+        wanted = (each for each in {*trial.before, memory} if each in self._wanted)
+        trial.after = {each: self.whole.chain(each, self._wanted) for each in wanted}
+
+    def _replace(self, before: Mapping[SyncedMemory, Made], after: Mapping[SyncedMemory, Made]) -> float:
+        """Have arrays made in another way: the milliseconds that this adds."""
+        ran, run = (set[int]().union(*(runs for runs, _ in made.values())) for made in (before, after))
+        units = {self.whole.unit[at] for at in ran ^ run}
         ms = -self._ms(units)
         for each, (runs, needs) in before.items():
             del self._made[each]
@@ -327,7 +403,6 @@ class _State:
                 self._runners[at].add(each)
             for other in needs:
                 self._users[other].add(each)
-        self._move({other for _, needs in chain(before.values(), after.values()) for other in needs}, memory, changes)
         return ms + self._ms(units)
 
     def _ms(self, units: Iterable[int]) -> float:
@@ -336,29 +411,37 @@ class _State:
             max((whole.cost[at] for at in whole.members[unit] if self._runners[at]), default=0.0) for unit in units
         )
 
-    def _move(self, moved: set[SyncedMemory], but: SyncedMemory, changes: list[Change]) -> None:
+    def _move(self, trial: _Trial, changes: list[Change]) -> None:
         """Find anew before which step these are needed, and then those that they are made of."""
+        moved = {other for _, needs in chain(trial.before.values(), trial.after.values()) for other in needs}
         while moved:
             memory = moved.pop()
             if memory in self.whole.held:
                 size, start = self.whole.held[memory]
-                was, now = (
-                    self._until.get(memory, start),
-                    1 + max(map(self._need.__getitem__, self._users[memory]), default=-1),
-                )
-                self._until[memory] = max(start, now)
-                changes += [(start, was, -size), (start, max(start, now), size)]
+                was = self._until.get(memory, start)
+                now = max([start, *(1 + self._need[user] for user in self._users[memory])])
+                if now != was:
+                    trial.until.append((memory, was))
+                    self._until[memory] = now
+                    changes += [(start, was, -size), (start, now, size)]
                 continue
             array = self.whole.arrays[memory]
             need = min([array.first, *(self._need[user] for user in self._users[memory])])
-            if need == self._need[memory]:
+            was = self._need[memory]
+            if need == was:
                 continue
-            if memory in self.way and memory is not but:
+            without = memory in self.way and memory is not trial.memory
+            if without:
                 changes.append((*self._while(memory), array.size))
-            self._need[memory] = need
-            if memory in self.way and memory is not but:
+            trial.need.append((memory, was))
+            self._set_need(memory, need)
+            if without:
                 changes.append((*self._while(memory), -array.size))
             moved |= self._made[memory][1] if memory in self._made else set()
+
+    def _set_need(self, memory: SyncedMemory, step: int) -> None:
+        self._need[memory] = self._needs[self.whole.number[memory]] = step
+        self._copying = self._coming = None
 
     def beside(self) -> np.ndarray:
         """Bytes in use while arrays are made before a step, beyond those that are in use in the step itself."""
@@ -415,16 +498,17 @@ def _reduce(state: _State, over: np.ndarray, ways: Sequence[str]) -> bool:
         was = state.way.get(memory, KEPT)
         if was is way:
             continue
-        changes, ms = state.turn(memory, way)
+        changes = state.turn(memory, way)
         there, trial = _together(changes, over)
         gain = float(np.maximum(over[there], 0).sum() - np.maximum(trial, 0).sum())
-        worth = gain / max(ms, 1e-3)
-        if gain > 0 and not (waiting and worth < -ABOUT * waiting[0][0]):
-            found, over[there] = True, trial
-            continue
-        state.turn(memory, was)
-        if gain > 0:  # others may be worth more by now
-            heapq.heappush(waiting, (-worth, at))
+        if gain > 0:
+            worth = gain / max(state.ms(), 1e-3)
+            if not waiting or worth >= -ABOUT * waiting[0][0]:
+                found, over[there] = True, trial
+                state.settle(changes)
+                continue
+            heapq.heappush(waiting, (-worth, at))  # others may be worth more by now
+        state.back()
     return found
 
 
@@ -435,9 +519,10 @@ def _spare(state: _State, over: np.ndarray) -> None:
             was = state.way[memory]
             if way is was:
                 continue
-            changes, ms = state.turn(memory, way)
+            changes = state.turn(memory, way)
             there, trial = _together(changes, over)
-            if ms < 0 and np.all(trial <= np.maximum(over[there], 0)):
+            if np.all(trial <= np.maximum(over[there], 0)) and state.ms() < 0:
                 over[there] = trial
+                state.settle(changes)
                 break
-            state.turn(memory, was)
+            state.back()

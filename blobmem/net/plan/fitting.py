@@ -126,8 +126,10 @@ def fitting(net: Net, made: Made, slices: bool) -> Made:
         return made
     smallest, best, times = usual, None, Times(net.device)
     for way in _in_slices(net, room) if slices else _ways(net, room, times):
-        if best is not None and way.spare:
-            break
+        if way is None:
+            if best is not None:
+                break
+            continue
         for fitted in _evicted(net, way, room):
             if max(fitted.places.layout.nbytes, others) <= room:
                 ms = reckon(fitted.places, times).ms
@@ -178,34 +180,35 @@ class _Way(NamedTuple):
         found: what may be.
         load: bytes in use in each step.
         away: what is evicted first; None if that is open.
-        spare: it is only for want of others.
     """
 
     made: Made
     found: list[Candidate]
     load: np.ndarray
     away: set[SyncedMemory] | None = None
-    spare: bool = False
 
 
-def _ways(net: Net, room: int, times: Times) -> Iterator[_Way]:
+def _ways(net: Net, room: int, times: Times) -> Iterator[_Way | None]:
     """The ways that are compared, and behind them those that may take less room, which are the same for any room: what
-    an error says would do then does."""
+    an error says would do then does. None comes before each of these, which is only made for want of others."""
     plain = _way(net, ())
     again = _again(net, plain.made)
     whole = Pass(again, plain.made.places, plain.found, times)
     seen: list[Choice] = []
 
-    def chosen(room: int, spare: bool) -> Iterator[_Way]:
+    def chosen(room: int) -> Iterator[_Way]:
         for price in PRICES if len(whole.arrays) < MANY else PRICES[-1:]:
             choice = whole.choose(room, price)
             if choice not in seen:
                 seen.append(choice)
-                yield _way(net, choice.anew, choice.held)._replace(away=choice.away, spare=spare)
+                yield _way(net, choice.anew, choice.held)._replace(away=choice.away)
 
-    yield from chosen(max(room, 0), False)
-    yield from _usual_ways(net, again)
-    yield from chosen(0, True)
+    yield from chosen(max(room, 0))
+    for more in (_usual_ways(net, again), chosen(0)):
+        yield None
+        for way in more:
+            yield way
+            yield None
 
 
 def _again(net: Net, made: Made) -> Again:
@@ -220,7 +223,7 @@ def _again(net: Net, made: Made) -> Again:
 def _usual_ways(net: Net, again: Again) -> Iterator[_Way]:
     """The usual calls, or with more or nothing made anew, in which anything may be evicted."""
     for share in SHARES:
-        yield _way(net, usual_set(again.uses, again.free, share))._replace(spare=True)
+        yield _way(net, usual_set(again.uses, again.free, share))
 
 
 def _way(net: Net, anew: Collection[SyncedMemory], held: Collection[SyncedMemory] = ()) -> _Way:
@@ -243,8 +246,9 @@ def least_loads(net: Net, forward: Sequence[Call], backward: Sequence[Call], dra
     return loads_without(*_candidates(net, forward, backward, drawn))
 
 
-def _in_slices(net: Net, room: int) -> Iterator[_Way]:
-    """Ways in which a run of layers next to the fullest moment takes the batch in slices, the fewest first.
+def _in_slices(net: Net, room: int) -> Iterator[_Way | None]:
+    """Ways in which a run of layers next to the fullest moment takes the batch in slices, the fewest first, and None
+    behind each.
 
     Those that are reckoned to fit into the room, without scratch; and if none is, or does, the one that needs least.
     """
@@ -260,6 +264,7 @@ def _in_slices(net: Net, room: int) -> Iterator[_Way]:
             tried.append((least, found))
             if least - room < ALIGNMENT:  # what lies last need not end where another could begin
                 yield _way_in_slices(net, made, found, room)
+                yield None
         reached = min((least for least, found in tried if found.number == count), default=math.inf)
         if reached >= before:
             break  # smaller slices are no help
@@ -281,7 +286,7 @@ def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
         made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, schedules=schedules,
         drawn=draft(net, schedules, made.kept), sliced=sliced,
     )  # fmt: skip
-    return _Way(made, *_candidates(net, made.forward, made.backward, made.places), spare=True)
+    return _Way(made, *_candidates(net, made.forward, made.backward, made.places))
 
 
 def _fullest(net: Net, made: Made, sliced: Sliced | None = None) -> tuple[int, int]:

@@ -114,3 +114,27 @@ def improve(order: Ints, first: Ints, last: Ints, size: Ints, offset: Ints, goal
             for at in range(count):
                 order[at], offset[at] = trial[at], here[at]
     return total
+
+
+@kernel
+def beyond_turn(
+    away: Ints, copy: Ints, leaving: Ints, ready: Ints, coming: Ints, wanted: Ints, turn: float
+) -> tuple[float, float]:
+    """Milliseconds by which copies out of what is `away` end after the turn, and by which those back, each as late as
+    will do, begin before it; back of what is 1 there, others are waited for.
+
+    `copy` are the milliseconds of each. What is `ready` first leaves first, what is `wanted` first comes first: they
+    are numbered so in `leaving` and `coming`.
+    """
+    end, left = turn, 0.0
+    for at in range(leaving.size - 1, -1, -1):
+        index = leaving[at]
+        if away[index]:
+            left += copy[index]
+            end = max(end, ready[index] + left)
+    begin, come = turn, 0.0
+    for index in coming:
+        if away[index] == 1:
+            come += copy[index]
+            begin = min(begin, wanted[index] - come)
+    return end - turn, turn - begin

@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import math
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -276,9 +277,24 @@ def predict(model: str, math: str, key: Keyed) -> Choice | None:
 
 def registries(model: str, math: str) -> list[Registry]:
     """Those of a GPU model and math that have files, of the newest version of cuDNN first."""
+    places = [(place, _changed(place)) for place in (SHIPPED, folder())]
+    return _registries(model, math, *places)
+
+
+@functools.lru_cache(64)
+def _registries(model: str, math: str, *places: tuple[Path, int]) -> list[Registry]:
+    """Those of files in folders, of which it is known when they were changed."""
     pattern = file_name(model, None, math)
-    versions = {_version(path) for place in (SHIPPED, folder()) for path in place.glob(pattern)}
+    versions = {_version(path) for place, _ in places for path in place.glob(pattern)}
     return [registry(model, version, math) for version in sorted(versions, reverse=True)]
+
+
+def _changed(place: Path) -> int:
+    """When something in a folder was made, named or removed last; 0 if there is none."""
+    try:
+        return os.stat(place).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def folder() -> Path:
