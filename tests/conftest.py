@@ -3,7 +3,6 @@
 import gc
 import os
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -19,14 +18,21 @@ from cuda_devices import has_gpu
 gc.set_threshold(10_000, 20, 50)  # nets, and what numba compiles, are many objects that stay
 
 
-def pytest_collection_modifyitems(config, items):
-    """Put the files directly in tests/ first, and leave out, without a GPU, what is marked gpu.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let a process that has run its share take from another's, as the slow tests are next to each other.
 
-    A parallel run hands out tests in their order, fewer at a time towards the end: there one process would still be at
-    those, each as long as a hundred others, when the rest has none left. And thousands of skips would take as long as a
-    part of the tests.
+    In xdist's usual way, which hands out tests in their order, one process had all of tests/net/plan, and the other none
+    left long before.
     """
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    if config.getoption("dist") == "load":
+        from xdist.scheduler import WorkStealingScheduling
+
+        return WorkStealingScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out, without a GPU, what is marked gpu: thousands of skips would take as long as a part of the tests."""
     if has_gpu():
         return
     left = [item for item in items if item.get_closest_marker("gpu") is not None]

@@ -4,6 +4,7 @@
 // None of the system's headers: reading them would take half the time of compiling a source.
 extern "C" {
 void *memcpy(void *, const void *, unsigned long);
+void *memset(void *, int, unsigned long);
 void *aligned_alloc(unsigned long, unsigned long);
 int madvise(void *, unsigned long, int);
 void abort();
@@ -87,44 +88,89 @@ inline void __trap() { puts("__trap"); abort(); }
 
 // Fibers
 
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+
 // Stacks begin 320 bytes further in each page than the one before: else all of a block would share a few cache lines.
-enum { MOST = 1024, STACK = (64 << 10) + 320, PAGES = 2 << 20 };
-enum Wait { NEW, RUNS, AT_BLOCK, AT_WARP, DONE };
+enum { MOST = 1024, WARP = 32, STACK = (64 << 10) + 320, PAGES = 2 << 20 };
+enum Wait : unsigned char { NEW, RUNS, AT_BLOCK, AT_WARP, DONE };
 static char *stacks;
 static void *saved[MOST], *scheduler;
 static Wait state[MOST];
 static Triple places[MOST];
-static unsigned current, live, stacks_in_use;
+static unsigned current, live, stop, stacks_in_use;  // `stop` is where the warp that runs ends
+static unsigned counts[DONE];  // of its threads that came to wait when it last ran, by for what
 static unsigned long long slots[2][MOST];
 static unsigned exchanges[MOST];  // that the thread has taken part in
 static void (*entry)(void *);
 static void *entry_arguments;
 
-extern "C" void emulation_switch(void **from, void *to);
-asm(".text\n.type emulation_switch,@function\nemulation_switch:\n"
-    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\nmovq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
-    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
+// Put down where to go on, and go on at `to`: a jump, as a return would never be to where the processor expects.
+// The compiler keeps nothing in registers meanwhile, nor below the stack's end (-mno-red-zone).
+#define SWITCH(from, to)                                                                                              \
+  {                                                                                                                   \
+    void **put = from, *other = to;                                                                                   \
+    asm volatile("leaq 1f(%%rip),%%rax\npushq %%rbp\npushq %%rax\nmovq %%rsp,(%0)\nmovq %1,%%rsp\n"                   \
+                 "popq %%rax\npopq %%rbp\njmpq *%%rax\n1:"                                                            \
+                 : "+D"(put), "+S"(other)::"rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", \
+                 "r15", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",      \
+                 "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "memory", "cc");                                        \
+  }
 
-static void pause_as(Wait wait) {
-  state[current] = wait;
-  emulation_switch(&saved[current], scheduler);
+static void begin();
+
+static void *new_stack() {
+  void **top = (void **)(stacks + (unsigned long)++stacks_in_use * STACK - 64);  // a multiple of 16, as at a call
+  top[-1] = top[-2] = nullptr;
+  top[-3] = (void *)begin;
+  return &top[-3];
 }
 
+// The next thread of the warp that can run becomes the current one; false if there is none.
+static bool next() {
+  for (unsigned t = current + 1; t < stop; t++)
+    if (state[t] <= RUNS) {
+      current = t;
+      threadIdx = places[t];
+      return true;
+    }
+  return false;
+}
+
+static __attribute__((noinline)) void pause_as(Wait wait) {
+  void **mine = &saved[current];
+  state[current] = wait;
+  counts[wait]++;
+  SWITCH(mine, !next() ? scheduler : state[current] == NEW ? new_stack() : saved[current]);
+}
+
+// Threads that never wait run on one stack, one after another.
 static void begin() {
-  entry(entry_arguments);
-  pause_as(DONE);
+  void *nowhere;
+  do {
+    entry(entry_arguments);
+    state[current] = DONE;
+  } while (next() && state[current] == NEW);
+  SWITCH(&nowhere, state[current] == RUNS ? saved[current] : scheduler);
 }
 
 inline void __syncthreads() { pause_as(AT_BLOCK); }
 inline void __syncwarp(unsigned = 0xffffffffu) { pause_as(AT_WARP); }
 
-// Slots are used by turns: when one is written again, all have passed a later exchange and so have read it.
-template <class A> inline A exchange(A value, int source) {
-  unsigned me = current, turn = exchanges[me]++, from = (me & ~31u) + source;
-  memcpy(&slots[turn & 1][me], &value, sizeof(A));
+// Put down a value for the others of the warp, and wait for theirs; the number of the exchange. Slots are used by turns:
+// when one is written again, all have passed a later exchange and so have read it.
+template <class A> inline unsigned put(A value) {
+  unsigned turn = exchanges[current]++;
+  memcpy(&slots[turn & 1][current], &value, sizeof(A));
   pause_as(AT_WARP);
+  return turn;
+}
+inline bool took_part(unsigned thread, unsigned turn) { return thread < live && exchanges[thread] > turn; }
+
+template <class A> inline A exchange(A value, int source) {
+  unsigned turn = put(value), from = (current & ~31u) + source;
   A result = value;
-  if (source >= 0 && source < 32 && from < live && exchanges[from] > turn) memcpy(&result, &slots[turn & 1][from], sizeof(A));
+  if (source >= 0 && source < WARP && took_part(from, turn)) memcpy(&result, &slots[turn & 1][from], sizeof(A));
   return result;
 }
 
@@ -133,58 +179,44 @@ template <class A> inline A __shfl_sync(unsigned, A v, int lane, int = 32) { ret
 template <class A> inline A __shfl_down_sync(unsigned, A v, int by, int = 32) { int s = (int)(current & 31) + by; return exchange(v, s < 32 ? s : -1); }
 template <class A> inline A __shfl_up_sync(unsigned, A v, int by, int = 32) { return exchange(v, (int)(current & 31) - by); }
 inline unsigned __ballot_sync(unsigned, int predicate) {
-  unsigned bits = 0;
-  for (int i = 0; i < 32; i++) {
-    int other = exchange(predicate != 0, i);
-    if ((current & ~31u) + i < live && other) bits |= 1u << i;
-  }
+  unsigned turn = put((unsigned long long)(predicate != 0)), first = current & ~31u, bits = 0;
+  for (unsigned i = 0; i < WARP; i++)
+    if (took_part(first + i, turn) && slots[turn & 1][first + i]) bits |= 1u << i;
   return bits;
 }
 inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
 inline int __all_sync(unsigned m, int p) { return __ballot_sync(m, !p) == 0; }
 
-static void *new_stack() {
-  void **top = (void **)(stacks + (unsigned long)(stacks_in_use + 1) * STACK - 64);  // a multiple of 16, as at a call
-  top[-1] = nullptr;
-  top[-2] = (void *)begin;
-  for (int i = 3; i <= 8; i++) top[-i] = nullptr;
-  return &top[-8];
-}
-
-// Run the threads of a warp until each is at its end or at the block's barrier, and count those; false if they cannot.
-static bool run_warp(unsigned first, unsigned stop, unsigned &at_block, unsigned &done) {
-  for (;;) {
-    unsigned at_warp = 0, barred = 0, over = 0;
-    for (unsigned t = first; t < stop; t++) {
-      if (state[t] == RUNS || state[t] == NEW) {
-        bool fresh = state[t] == NEW;
-        current = t;
-        threadIdx = places[t];
-        emulation_switch(&scheduler, fresh ? new_stack() : saved[t]);
-        if (fresh && state[t] != DONE) stacks_in_use++;  // a thread that never waits leaves its stack to the next
-      }
-      at_warp += state[t] == AT_WARP; barred += state[t] == AT_BLOCK; over += state[t] == DONE;
-    }
-    if (!at_warp || barred) {
-      at_block += barred; done += over;
-      return !at_warp;
-    }
-    for (unsigned t = first; t < stop; t++) if (state[t] == AT_WARP) state[t] = RUNS;
-  }
+// Run the threads of a warp until none can go on by itself; false if some wait for the warp, and others for the block.
+static __attribute__((noinline)) bool run_warp(unsigned first) {
+  do {
+    if (counts[AT_WARP] == stop - first) memset(state + first, RUNS, stop - first);
+    else for (unsigned t = first; t < stop; t++) if (state[t] == AT_WARP) state[t] = RUNS;
+    counts[AT_WARP] = counts[AT_BLOCK] = 0;
+    current = first - 1;
+    if (next()) SWITCH(&scheduler, state[current] == NEW ? new_stack() : saved[current]);
+  } while (counts[AT_WARP] && !counts[AT_BLOCK]);
+  return !counts[AT_WARP];
 }
 
 // Whether every thread came to its end.
 static bool run_block() {
-  stacks_in_use = 0;
-  for (unsigned t = 0; t < live; t++) state[t] = NEW, exchanges[t] = 0;
-  for (;;) {
-    unsigned at_block = 0, done = 0;
-    for (unsigned first = 0; first < live; first += 32)
-      if (!run_warp(first, first + 32 < live ? first + 32 : live, at_block, done)) return false;
-    if (done == live) return true;
+  stacks_in_use = counts[AT_WARP] = 0;
+  memset(state, NEW, live);
+  memset(exchanges, 0, live * sizeof(unsigned));
+  for (bool waiting = true; waiting;) {
+    waiting = false;
+    for (unsigned first = 0; first < live; first += WARP) {
+      stop = first + WARP < live ? first + WARP : live;
+      if (!run_warp(first)) return false;
+      waiting = waiting || counts[AT_BLOCK];
+    }
     for (unsigned t = 0; t < live; t++) if (state[t] == AT_BLOCK) state[t] = RUNS;
   }
+  return true;
 }
+
+#pragma GCC pop_options
 
 struct Pointer { void *at; template <class A> operator A *() const { return (A *)at; } };
 

@@ -73,6 +73,7 @@ def _library(source, dtype):
             "-shared",
             "-fPIC",
             "-w",
+            "-mno-red-zone",
             *(f"-D{macro}" for macro in sources.DEFINES[dtype.name]),
         ]
         digest = hashlib.sha256("\0".join([program, HEADER.read_text(), *options]).encode()).hexdigest()[:24]

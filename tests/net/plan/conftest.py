@@ -4,6 +4,8 @@ from bisect import bisect, insort
 
 import pytest
 
+from blobmem.net.plan import fitting
+
 
 def _largest_load(lifetimes):
     """The largest sum of bytes that live at one moment, moment by moment."""
@@ -47,3 +49,11 @@ def largest_load():
 @pytest.fixture(scope="session")
 def check():
     return _check
+
+
+@pytest.fixture(scope="module")
+def one_price():
+    """Of the plans that are compared where there is no room for all, which take most of the time, one is made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "PRICES", fitting.PRICES[-1:])
+        yield

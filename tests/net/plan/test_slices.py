@@ -16,6 +16,8 @@ from blobmem.errors import OutOfDeviceMemory, SharedBlobError
 from blobmem.net import schedule
 from blobmem.net.plan import state
 
+pytestmark = pytest.mark.usefixtures("one_price")
+
 DATA = """
 name: "large" force_backward: true
 layer { name: "data" type: "DummyData" top: "data" top: "t" dummy_data_param {

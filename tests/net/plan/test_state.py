@@ -20,6 +20,8 @@ from blobmem.net.plan import state, times
 from blobmem.ops.call import call, memories, read_diff, write
 from blobmem.proto.text import read_net, read_solver
 
+pytestmark = pytest.mark.usefixtures("one_price")
+
 KINDS = {
     "SGD": "momentum: 0.9",
     "Adam": 'type: "Adam" momentum: 0.9 momentum2: 0.99',
