@@ -1,5 +1,6 @@
 // Enough of CUDA C++ to run our kernels on a CPU, block after block, each thread of a block a fiber that gives way at
-// barriers and warp exchanges. Compiled together with one kernel source by cuda_emulation.py.
+// barriers and warp exchanges. The blocks of a cluster run as one. Compiled together with one kernel source by
+// cuda_emulation.py.
 
 // None of the system's headers: reading them would take half the time of compiling a source.
 extern "C" {
@@ -92,13 +93,14 @@ inline void __trap() { puts("__trap"); abort(); }
 #pragma GCC optimize("O2")
 
 // Stacks begin 320 bytes further in each page than the one before: else all of a block would share a few cache lines.
-enum { MOST = 1024, WARP = 32, STACK = (64 << 10) + 320, PAGES = 2 << 20 };
+enum { MOST = 4096, WARP = 32, STACK = (64 << 10) + 320, PAGES = 2 << 20 };
 enum Wait : unsigned char { NEW, RUNS, AT_BLOCK, AT_WARP, DONE };
 static char *stacks;
 static void *saved[MOST], *scheduler;
 static Wait state[MOST];
 static Triple places[MOST];
 static unsigned current, live, stop, stacks_in_use;  // `stop` is where the warp that runs ends
+static unsigned of_block, first_block;  // threads of a block; of the blocks that run, which is the first
 static unsigned counts[DONE];  // of its threads that came to wait when it last ran, by for what
 static unsigned long long slots[2][MOST];
 static unsigned exchanges[MOST];  // that the thread has taken part in
@@ -208,6 +210,7 @@ static bool run_block() {
     waiting = false;
     for (unsigned first = 0; first < live; first += WARP) {
       stop = first + WARP < live ? first + WARP : live;
+      blockIdx.x = first_block + first / of_block;
       if (!run_warp(first)) return false;
       waiting = waiting || counts[AT_BLOCK];
     }
@@ -220,23 +223,28 @@ static bool run_block() {
 
 struct Pointer { void *at; template <class A> operator A *() const { return (A *)at; } };
 
-static int run_grid(void (*kernel)(void *), void *arguments, const unsigned *grid, const unsigned *block) {
+static int run_grid(void (*kernel)(void *), void *arguments, const unsigned *grid, const unsigned *block,
+                    unsigned cluster) {
   blockDim = {block[0], block[1], block[2]};
   gridDim = {grid[0], grid[1], grid[2]};
-  live = block[0] * block[1] * block[2];
-  if (live > MOST) return 2;
+  of_block = block[0] * block[1] * block[2];
+  live = of_block * cluster;
+  if (of_block > 1024 || (cluster > 1 && (live > MOST || of_block % WARP))) return 2;  // a warp is of one block
   if (!stacks) {
     unsigned long size = ((unsigned long)MOST * STACK + PAGES - 1) / PAGES * PAGES;
     stacks = (char *)aligned_alloc(PAGES, size);
     madvise(stacks, size, 14);  // MADV_HUGEPAGE
   }
-  for (unsigned t = 0; t < live; t++) places[t] = {t % block[0], t / block[0] % block[1], t / block[0] / block[1]};
+  for (unsigned t = 0; t < live; t++) {
+    unsigned i = t % of_block;
+    places[t] = {i % block[0], i / block[0] % block[1], i / block[0] / block[1]};
+  }
   entry = kernel;
   entry_arguments = arguments;
   for (unsigned z = 0; z < grid[2]; z++)
     for (unsigned y = 0; y < grid[1]; y++)
-      for (unsigned x = 0; x < grid[0]; x++) {
-        blockIdx = {x, y, z};
+      for (first_block = 0; first_block < grid[0]; first_block += cluster) {
+        blockIdx = {first_block, y, z};
         if (!run_block()) return 1;
       }
   return 0;

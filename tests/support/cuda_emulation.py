@@ -46,9 +46,14 @@ def _program(source):
             f"struct A_{name} {{ {fields} }};\n"
             f"static void call_{name}(void *p) {{ A_{name} *a = (A_{name} *)p; {name}({arguments}); }}\n"
             f'extern "C" int launch_{name}(const unsigned *grid, const unsigned *block, void *p) '
-            f"{{ return run_grid(call_{name}, p, grid, block); }}"
+            f"{{ return run_grid(call_{name}, p, grid, block, {_cluster(source, name)}); }}"
         )
     return "\n".join(parts)
+
+
+def _cluster(source, name):
+    """How many blocks run at once."""
+    return "RANKS" if re.search(rf"IN_CLUSTERS\s[^;{{]*\b{name}\(", sources.read(source)) else "1"
 
 
 @functools.cache
@@ -216,6 +221,7 @@ class EmulatedCuda(SimulatedDevice):
     predicts = False
     graphs = True
     workspace_limit = 64 << 20
+    clusters = True
 
     def __init__(self, capacity=None, **options):
         super().__init__(capacity, **options)

@@ -90,6 +90,11 @@ class CudaDevice(Device):
         return True if self.math == "tf32" else None
 
     @property
+    def clusters(self) -> bool:
+        """Whether blocks of a kernel can run in clusters (source/cluster.cuh)."""
+        return self.context.capability >= (9, 0)
+
+    @property
     def lost(self) -> bool:
         return self.context.lost
 

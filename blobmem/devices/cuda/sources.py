@@ -23,7 +23,7 @@ DEFINES = {"float32": [], "float64": ["DOUBLE"], "float16": ["FLOAT16"], "bfloat
 DIMS = 8  # of `Dims` in common.cuh
 TABLE = 500  # of `Table` in update.cu
 
-_BOUNDS = r"__launch_bounds__\([^()]*(?:\([^()]*\)[^()]*)?\)\s*"
+_BOUNDS = r"(?:IN_CLUSTERS\s+)?__launch_bounds__\([^()]*(?:\([^()]*\)[^()]*)?\)\s*"
 _KERNEL = re.compile(rf'extern\s+"C"\s+__global__\s+void\s+(?:{_BOUNDS})?(\w+)\s*\(([^)]*)\)')
 _FORMATS = {
     "i64": "q", "int": "i", "unsigned": "I", "float": "f", "double": "d",

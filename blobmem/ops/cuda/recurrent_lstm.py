@@ -2,7 +2,8 @@
 
 T steps of N streams with D units, I inputs and S static ones. x (T, N, I), cont (T, N), static (N, S); w_x (4 D, I),
 b (4 D,), w_static (4 D, S), w_h (4 D, D), by gate: input, forget, output, candidate; h (T, N, D); states (N, D).
-A step is one product, of the state with w_h or of the gates' gradients with it, and one kernel.
+A step is one product, of the state with w_h or of the gates' gradients with it, and one kernel; or the steps of a run
+are one kernel, where `recurrent_cluster.fits`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.ops.cuda import recurrent_cluster
 from blobmem.ops.cuda.products import prepare
 from blobmem.ops.cuda.recurrent_inputs import (
     add_over_steps,
@@ -73,17 +75,25 @@ def lstm_forward(x: CudaArray, cont: CudaArray, static: CudaArray | None, w_x: C
     grid, block = grid_of(streams, units)
     some = some_gates if gates is None else gates
     h_step, gates_step = step_bytes(h), step_bytes(some)
-    before = c_0.address if cells is None else cells.address
+    if cells is None:
+        before, after, cell_step = c_0.address, c_last.address, 0
+    else:
+        before, after, cell_step = cells.address, cells.address + h_step, h_step
+    clusters = recurrent_cluster.fits(h)
     add_state = prepare(state, w_h, steps_of(some, 0, 1).reshape(streams, 4 * units), ws, transpose_b=True, beta=1.0)
     for first, count in runs(steps, some.shape[0]):
         input_sums(steps_of(x, first, count), w_x, steps_of(some, 0, count), ws)
+        if clusters:
+            recurrent_cluster.forward(some, w_h, b, fixed, before, after, steps_of(h, first, count), state, cont, first,
+                                      steps, keep=cells is not None)  # fmt: skip
+            before, after = after + (count - 1) * cell_step, after + count * cell_step
+            continue
         for step in range(first, first + count):
             here = some.address + (step - first) * gates_step
-            after = c_last.address if cells is None else before + h_step
             add_state(state.address, here)
             KERNELS.run(h, "lstm_step", grid, block, here, b, fixed, before, after, h.address + step * h_step, state,
                         cont, step, steps, streams, units)  # fmt: skip
-            before = after
+            before, after = after, after + cell_step
     h_last.copy_from(steps_of(h, steps - 1, 1))
     if cells is not None:
         c_last.copy_from(steps_of(cells, steps, 1))
@@ -127,19 +137,27 @@ def lstm_backward(x: CudaArray, cont: CudaArray, static: CudaArray | None, w_x: 
     grid, block = grid_of(streams, units)
     h_step, gates_step = step_bytes(dh), step_bytes(dgates)
     hand_back = prepare(steps_of(dgates, 0, 1).reshape(streams, 4 * units), w_h, dstate, ws)
+    clusters = recurrent_cluster.fits(dh)
     dnext, dafter, later = dh_last, dc_last, False
     for first, count in reversed(list(runs(steps, dgates.shape[0]))):
-        for step in range(first + count - 1, first - 1, -1):
+        some, added = steps_of(dgates, 0, count), later or accumulate
+        if later:  # the later run's first step is still in its place
+            hand_back(dgates.address, dstate.address)
+            dnext = dstate
+        if clusters:
+            dbefore = dcell if first or dc_0 is None else dc_0
+            recurrent_cluster.backward(gates, w_h, cells, dh, dnext, dafter, dbefore, some, cont, first)
+            dafter = dbefore
+        for step in () if clusters else range(first + count - 1, first - 1, -1):
             here = dgates.address + (step - first) * gates_step
             dbefore = dcell if step or dc_0 is None else dc_0
-            if step + 1 < steps:  # the later run's first step, which comes before, is still in its place
-                hand_back(dgates.address if step + 1 == first + count else here + gates_step, dstate.address)
+            if step + 1 < first + count:
+                hand_back(here + gates_step, dstate.address)
                 dnext = dstate
             KERNELS.run(dh, "lstm_step_gradient", grid, block, gates.address + step * gates_step,
                         cells.address + step * h_step, dh.address + step * h_step, dnext, dafter, dbefore, here, cont,
                         step, steps, streams, units)  # fmt: skip
             dafter = dbefore
-        some, added = steps_of(dgates, 0, count), later or accumulate
         dx_here = None if dx is None else steps_of(dx, first, count)
         input_gradients(steps_of(x, first, count), w_x, some, dx_here, dw_x, db, added, ws)
         add_over_steps(some, dfixed, later, ws)

@@ -54,7 +54,7 @@ def test_compiles(hasty, source, dtype):
 
 
 @DTYPES
-@pytest.mark.parametrize("source", ["boxes", "neuron", "update"])  # the most library functions, and warps' exchanges
+@pytest.mark.parametrize("source", ["boxes", "neuron", "recurrent_cluster", "update"])  # what old ones may lack
 def test_compiles_for_the_oldest_gpus(hasty, source, dtype):
     assert kernels(compiler.compile_source(source, dtypes.of(dtype), LEAST)) == set(sources.signatures(source))
 

@@ -1,5 +1,7 @@
 """RNN, LSTM and one step of an LSTM on the CUDA device against the host's."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,8 @@ from blobmem.ops.registry import ArraySpec, table
 
 # steps, streams, units, inputs, static inputs (0: none)
 SIZES = {"tiny": (5, 2, 4, 3, 0), "one-step": (1, 3, 5, 2, 4), "one-stream": (9, 1, 33, 6, 3),
-         "many-steps": (40, 4, 20, 7, 5), "many-streams": (2, 300, 17, 4, 0), "wide": (3, 4, 200, 8, 6)}  # fmt: skip
+         "many-steps": (40, 4, 20, 7, 5), "some-streams": (4, 31, 37, 5, 2), "many-streams": (2, 300, 17, 4, 0),
+         "wide": (3, 4, 200, 8, 6), "full": (4, 2, 256, 3, 0), "wider": (2, 3, 257, 4, 2)}  # fmt: skip
 RUNS = (5, 3, 12, 4, 3)  # with runs of two steps, or of one: see `short_runs`
 
 
@@ -206,18 +209,37 @@ def test_functions_far_out(cuda, dtype):
 # -------------------------------------------------------------------- launches, memory, nothing at all
 
 
-def test_a_step_is_one_product_and_one_kernel(cuda, rng):
-    """Nothing but these grows with the steps."""
+@pytest.fixture
+def launches(cuda, rng):
+    """A function that gives the kernels of an LSTM of so many steps, streams and units, forward and backward."""
     if not hasattr(cuda.device, "launches"):
         pytest.skip("the device counts no launches")
 
-    def launches(steps):
-        case = Case(rng, (steps, 2, 8, 3, 2), 4, np.float32)
-        before = len(cuda.device.launches)
-        cuda.run("lstm_forward", *case.lstm_forward())
-        return len(cuda.device.launches) - before
+    def of(steps, streams, units, dtype=np.float32):
+        case = Case(rng, (steps, streams, units, 3, 2), 4, dtype)
+        del cuda.device.launches[:]
+        kept = cuda.run("lstm_forward", *case.lstm_forward())[-3:]
+        cuda.run("lstm_backward", *case.lstm_backward(kept), accumulate=False)
+        return Counter(cuda.device.launches)
 
-    assert launches(30) - launches(10) == 20
+    return of
+
+
+def test_a_step_is_one_product_and_one_kernel(cuda, launches):
+    """Nothing but these grows with the steps, where GPUs have no clusters."""
+    cuda.device.clusters = False
+    assert launches(30, 2, 8) - launches(10, 2, 8) == {"lstm_step": 20, "lstm_step_gradient": 20}
+
+
+def test_in_clusters_all_steps_are_one_kernel(launches):
+    assert launches(30, 2, 8) == launches(10, 2, 8)
+    assert launches(3, 2, 8)["lstm_steps"] == launches(3, 2, 8)["lstm_steps_gradient"] == 1
+
+
+@pytest.mark.parametrize(("streams", "units", "dtype"), [(257, 8, "float32"), (1, 257, "float32"), (1, 8, "float64")])
+def test_of_what_is_too_large_for_clusters_each_step_is_a_kernel(launches, streams, units, dtype):
+    found = launches(2, streams, units, dtype)
+    assert found["lstm_step"] == found["lstm_step_gradient"] == 2 and not found["lstm_steps"]
 
 
 @pytest.mark.parametrize("name, specs", [("lstm_forward", 15), ("rnn_forward", 13)])
