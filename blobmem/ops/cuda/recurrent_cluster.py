@@ -13,13 +13,14 @@ from blobmem.ops.cuda.launch import Kernels
 _KERNELS = Kernels("recurrent_cluster")
 _RANKS, _STREAMS, _UNITS = 8, 4, 256  # as in the source: blocks of a cluster, the most streams and units that it takes
 _AT_ONCE = 14  # clusters, one block to a multiprocessor, for which a large card (132 multiprocessors) has room
-_MOST_STREAMS = 256  # of more, products that fill the card are as fast
 
 
 def fits(h: CudaArray) -> bool:
     """Whether the steps of h (steps, streams, units) are run so."""
     _, streams, units = h.shape
-    return units <= _UNITS and streams <= _MOST_STREAMS and h.dtype != np.float64 and h.device.clusters
+    # of more, which clusters take in turns, products that fill the card are faster, those of halves sooner
+    most = h.dtype.itemsize * (64 if units <= 64 else 32)
+    return units <= _UNITS and streams <= most and h.dtype != np.float64 and h.device.clusters
 
 
 def _grid(streams: int, units: int) -> tuple[int, int, int]:

@@ -236,7 +236,10 @@ def test_in_clusters_all_steps_are_one_kernel(launches):
     assert launches(3, 2, 8)["lstm_steps"] == launches(3, 2, 8)["lstm_steps_gradient"] == 1
 
 
-@pytest.mark.parametrize(("streams", "units", "dtype"), [(257, 8, "float32"), (1, 257, "float32"), (1, 8, "float64")])
+@pytest.mark.parametrize(
+    ("streams", "units", "dtype"),
+    [(257, 8, "float32"), (129, 65, "float32"), (1, 257, "float32"), (129, 8, "float16"), (1, 8, "float64")],
+)
 def test_of_what_is_too_large_for_clusters_each_step_is_a_kernel(launches, streams, units, dtype):
     found = launches(2, streams, units, dtype)
     assert found["lstm_step"] == found["lstm_step_gradient"] == 2 and not found["lstm_steps"]
