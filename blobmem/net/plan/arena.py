@@ -2,14 +2,15 @@
 
 This is dynamic storage allocation, which is NP-hard. What planners for nets do (Pisarchyk and Lee 2020, "Efficient
 memory management for deep neural net inference") is done here in several orders: arrays one after another at the lowest
-offset that is free, until an order reaches the largest load; if none does, a local search over orders goes on from the
-best. Every packing can be had by some order, its own from the lowest offset up.
+offset that is free, until an order reaches the largest load; if none does, a local search over orders of the large ones
+looks for one behind which the small ones find room, and at last one over orders of all goes on from the best. Every packing can be had by some order, its own from the lowest offset up.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,9 @@ from blobmem.net.plan.liveness import Lifetime
 WORK = 200_000_000
 """Comparisons of two arrays that a layout may take, after which no other order is begun: about a second. A number, not
 a time, so that plans repeat."""
+
+LARGE = (40, 100)
+"""What has more than such a part of the bytes of an arena is large."""
 
 
 class Layout(NamedTuple):
@@ -72,7 +76,7 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> np.ndarray:
 
     goal, work = largest_load(first, last, size), WORK
     best, best_order, offsets = kernels.NO_LIMIT, None, size
-    for order in _orders(first, last, size):
+    for order in chain(_orders(first, last, size), _orders_of_large(first, last, size)):
         trial = np.empty_like(size)
         total, done = kernels.put_all(order, first, last, size, trial, best - 1)
         if total < best:
@@ -80,8 +84,26 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> np.ndarray:
         work -= done
         if best == goal or work <= 0:
             return offsets
-    kernels.improve(best_order, first, last, size, offsets, goal, work)
+    kernels.improve(best_order, first, last, size, offsets, goal, work // 2)
     return offsets
+
+
+def _orders_of_large(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> Iterator[np.ndarray]:
+    """Orders in which the large arrays come first, as a search by themselves, which is quick, has found them to be
+    good."""
+    from blobmem.net.plan import kernels
+
+    goal = largest_load(first, last, size)
+    rest = np.lexsort((first, -size * (last - first + 1)))
+    for part in LARGE:
+        large = np.flatnonzero(size * part > goal)
+        small = rest[size[rest] * part <= goal]
+        if len(large) < 2:
+            continue
+        own = first[large], last[large], size[large]
+        for order in islice(_orders(*own), 1, 3):
+            kernels.improve(order, *own, np.empty_like(own[2]), goal, WORK // 8)
+            yield np.concatenate([large[order], small])
 
 
 def _orders(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> Iterator[np.ndarray]:

@@ -98,6 +98,7 @@ def test_no_more_orders_are_tried_than_it_takes(monkeypatch):
         return tried[-1]
 
     monkeypatch.setattr(kernels, "put_all", count)
+    monkeypatch.setattr(arena, "LARGE", ())
     arena._remembered.cache_clear()
     layout(lives((5, 0, 3), (4, 1, 2), (6, 2, 2)))
     assert len(tried) == 1, "it has reached the load"
@@ -182,3 +183,17 @@ def test_a_pass_forward_and_back_is_packed_without_loss(check, largest_load):
     plan = layout(arrays)
     check(arrays, plan)
     assert plan.nbytes <= 1.02 * largest_load(arrays)
+
+
+def test_large_arrays_are_searched_for_by_themselves(monkeypatch):
+    """With hundreds of small ones among them the same work tries few orders."""
+    rng = random.Random(5)
+    rows = [(rng.randrange(50, 100) if at % 5 == 0 else 1, first := rng.randrange(60), first + rng.randrange(12))
+            for at in range(400)]  # fmt: skip
+    monkeypatch.setattr(arena, "WORK", 4_000_000)
+    sizes = []
+    for large in ((), arena.LARGE):
+        monkeypatch.setattr(arena, "LARGE", large)
+        arena._remembered.cache_clear()
+        sizes.append(layout(lives(*rows), 1).nbytes)
+    assert sizes[1] < sizes[0]
