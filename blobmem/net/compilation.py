@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +40,7 @@ from blobmem.net.plan import (
     usual,
     with_rooms,
 )
+from blobmem.net.plan.again import Less
 from blobmem.net.plan.fitting import Made
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Sliced
@@ -227,21 +228,22 @@ class Compilation:
 
     def _made(
         self,
-        wanted: Collection[SyncedMemory] | None = None,
+        less: Less | None = None,
         streams: int = 0,
-        held: Collection[SyncedMemory] = (),
     ) -> Made:
         """The schedules, before anything is evicted.
 
-        `wanted` are the arrays that are made anew, the usual ones if None, `held` some that are kept for that;
-        `streams`, of backward, if not 0.
+        `less` says what is made anew, the usual arrays if None; `streams`, of backward, if not 0.
         """
         self._fetched, self._sliced, self._anew = [], None, []  # those of calls that were made before, and did not do
         forward, backward = self._calls()
+        if less is not None and less.apart:
+            for each in (*forward, *backward):
+                each.together = less.apart.get((each.layer, each.op), 0)
         self.streams, self.open_streams = self._find_streams(backward)
         remade, absent, again = list[Remade](), set[SyncedMemory](), None
         if self._arena is not None:
-            (forward, backward, remade, absent), again = self._recompute(forward, backward, wanted, held)
+            (forward, backward, remade, absent), again = self._recompute(forward, backward, less)
             self._share_buffers(self._arena, first_uses([*forward, *backward]))
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
@@ -505,23 +507,22 @@ class Compilation:
         self,
         forward: list[Call],
         backward: list[Call],
-        wanted: Collection[SyncedMemory] | None = None,
-        held: Collection[SyncedMemory] = (),
+        less: Less | None = None,
     ) -> tuple[Anew, Again]:
-        """The calls by which less need be kept for backward (`plan`), those arrays made anew that are `wanted`, or the
-        usual ones; and what may be."""
+        """The calls by which less need be kept for backward (`plan`), the usual arrays made anew if it is not said
+        which; and what may be."""
         free = self._free({*memories([*forward, *backward])})
         ops = table(self.device.family)
         backward, of_tops = read_tops(forward, backward, free, ops)
         backward, of_pools = shut_in_pools(forward, backward, free, ops)
         uses = Uses(forward, backward, ops)
         again = Again(uses, free, ops)
-        if wanted is None:
+        if less is None:
             anew = run_again(again, usual(uses, free), self._recomputed)
         else:
             places = joints(backward, self.device, bool(self._images_last), self._passing([*forward, *backward]))
-            again.held = held
-            anew = run_again(again, wanted, self._made_anew, places)
+            again.held = less.held
+            anew = run_again(again, less.anew, self._made_anew, places, less.rounds)
         return anew._replace(remade=[*of_tops, *of_pools, *anew.remade]), again
 
     def _recomputed(self, maker: Call, blob: Blob) -> Blob:

@@ -48,6 +48,7 @@ def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[Syn
             if (
                 group is not None
                 and group.call.op in ops
+                and group.stop - at <= (calls[at].together or len(calls))
                 and all(last.get(each.view.memory, group.stop) < group.stop for each in group.skipped)
             ):
                 group.call.stream = min(each.stream for each in calls[at : group.stop])

@@ -116,6 +116,7 @@ class Call:
         once: runs again only after one of its operands moved (constant fillers, loss weights).
         layer: the index of the layer that emitted it, and its name; the net fills them in.
         stream: 1 if it may run beside those of 0, on a second stream, where there is one (`net.plan.streams`).
+        together: how many calls may run as one from it on (`net.fusion`); 0 if any.
     """
 
     op: str | Callable[..., Any]
@@ -125,6 +126,7 @@ class Call:
     layer: int = -1
     layer_name: str = ""
     stream: int = 0
+    together: int = 0
 
     @property
     def on_host(self) -> bool:

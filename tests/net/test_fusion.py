@@ -10,9 +10,14 @@ from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made, run_l
 
 from blobmem import TRAIN, Blob, Layer, Net, SharedBlobError, SimulatedDevice, register_layer
 from blobmem.devices import HOST
+from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.memory import Side
 from blobmem.net import fusion
+from blobmem.net.fusion import groups
+from blobmem.net.plan import fitting
+from blobmem.net.plan.again import Less
 from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
+from blobmem.ops.registry import table
 
 RECOMPUTE = importlib.import_module("blobmem.net.plan.recompute")  # the package has a function of that name
 
@@ -230,6 +235,31 @@ def test_gradients_are_summed_where_a_batch_norm_reads_them(monkeypatch, last, p
     if memory == "keep":
         for name in ("x", "p", "b"):
             assert_same(*([each.blobs[name].cpu_diff()] for each in (net, apart)))
+
+
+def test_no_more_calls_run_as_one_than_may():
+    net = made(residual(), PredictedCuda(), "train")
+    schedule = net.compiled()[1]
+    ops, passing = table("cuda"), net._passing(schedule.calls)
+    at, group = next(each for each in groups(schedule.calls, ops, passing).items() if "sums_relu_b" in each[1].call.op)
+    for most, op in ((group.stop - at, group.call.op), (group.stop - at - 1, "sums_relu_backward"), (1, None)):
+        schedule.calls[at].together = most
+        found = groups(schedule.calls, ops, passing).get(at)
+        assert (found and found.call.op) == op
+
+
+def test_what_there_is_no_room_for_at_once_runs_apart():
+    """Which takes an array less at its fullest: it has four of them at once, and what follows two."""
+    device = PredictedCuda()
+    device.workspace_limit = 0
+    net = made(residual().replace("dim: 6 dim: 5", "dim: 512 dim: 512"), device, "train", passes=())
+    net.compiled()
+    least, array = [], 3 * 4 * 512 * 512 * 4
+    for room in (5 * array, 0):
+        apart = fitting._apart(net, room)
+        way = fitting._way(net, Less(apart=apart))
+        least.append(fitting.lowest(way.found, way.load) // array)
+    assert least == [4, 3]
 
 
 @needs_compiler

@@ -1,8 +1,9 @@
 """Calls of forward that run again within backward, on arrays of their own, so that what they make need not be kept.
 
 Which arrays are made anew is given. Each is made once, just before the first call of backward that reads it, with all
-that has to be made for it; what is kept, or made anew already, is taken as it is. The calls are those of forward with
-the same numbers, and so are the bits.
+that has to be made for it; what is kept, or made anew already, is taken as it is. Or it is given in rounds: then it may
+be made as often as it is needed, and has no bytes in between. The calls are those of forward with the same numbers, and
+so are the bits.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import dataclasses
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
@@ -146,15 +148,58 @@ class Again:
         return other if self.kept(other.memory, made + 1, wanted) else None
 
 
+class Round(NamedTuple):
+    """Some arrays that are made anew at one time.
+
+    Attributes:
+        memory, use: which of the calls of backward that read the memory comes next.
+        made: what is made that is read after the round.
+        gone: what is not there before it.
+    """
+
+    memory: SyncedMemory
+    use: int
+    made: Collection[SyncedMemory]
+    gone: Collection[SyncedMemory]
+
+
+class Less(NamedTuple):
+    """By what a pass has less in use.
+
+    Attributes:
+        anew: what is made anew, once each.
+        held: what is kept for that.
+        rounds: in which others are made anew.
+        apart: of a layer's calls of an op, how many calls may run as one from them on (`Call.together`).
+    """
+
+    anew: Collection[SyncedMemory] = ()
+    held: Collection[SyncedMemory] = ()
+    rounds: Sequence[Round] = ()
+    apart: Mapping[tuple[int, Any], int] = MappingProxyType({})
+
+
 class Rerun:
     """The calls that make some arrays anew.
+
+    Args:
+        wanted: which; of a round, what it makes.
+        gone: what is not there; None if that is just this.
+        there: of what an earlier round has made, the array.
 
     Attributes:
         runs: position in forward of each call that runs again -> those of calls that have to have done so before.
     """
 
-    def __init__(self, again: Again, wanted: Collection[SyncedMemory]) -> None:
-        self.again, self.wanted = again, {*wanted}
+    def __init__(
+        self,
+        again: Again,
+        wanted: Collection[SyncedMemory],
+        gone: Collection[SyncedMemory] | None = None,
+        there: Mapping[SyncedMemory, Blob] | None = None,
+    ) -> None:
+        self.again, self.wanted, self._there = again, {*wanted}, there or {}
+        self._gone = self.wanted if gone is None else {*gone}
         self.runs: dict[int, set[int]] = {}
         waiting = [again.maker(memory) for memory in wanted]
         while waiting:
@@ -181,8 +226,8 @@ class Rerun:
     def _made(self, at: int) -> Iterator[SyncedMemory]:
         """What of that which a call reads is made anew."""
         for memory in dict.fromkeys(_read(self._call(at))):
-            kept = self.again.kept(memory, at, self.wanted)
-            if not kept and self.again.same(memory, at, self.wanted) is None:
+            kept = self.again.kept(memory, at, self._gone)
+            if not kept and self.again.same(memory, at, self._gone) is None:
                 yield memory
 
     def _makes(self, at: int) -> list[SyncedMemory]:
@@ -248,7 +293,7 @@ class Rerun:
     def _origin(self, at: int) -> int:
         """The call that what is made from call `at` on comes from: it, or one that need not run again."""
         for memory in _read(self._call(at)):
-            if self.again.same(memory, at, self.wanted) is not None:
+            if self.again.same(memory, at, self._gone) is not None:
                 return self.again.maker(memory, at)
         return at
 
@@ -276,8 +321,9 @@ class Rerun:
             elif operand.memory in made:
                 operands.append(placed(operand, arrays[operand.memory]))
             else:
-                other = self.again.same(operand.memory, at, self.wanted)
-                operands.append(operand if other is None else placed(operand, other.blob))
+                kept = self.again.same(operand.memory, at, self._gone) or operand
+                blob = self._there.get(kept.memory, kept.blob)
+                operands.append(operand if blob is operand.blob else placed(operand, blob))
         if self._is_bare(at):
             operands[1:3] = [operands[2], None]
         return dataclasses.replace(each, operands=tuple(operands), layer=reader.layer, layer_name=reader.layer_name)
@@ -295,7 +341,7 @@ class Rerun:
                 if memory in made and (memory not in self.wanted or memory in self._makes(at)):
                     others, first, drawn = makers[before]
                     run, start, draws = run | others, min(start, first), draws or drawn
-                other = None if memory in made else self.again.same(memory, at, self.wanted)
+                other = None if memory in made else self.again.same(memory, at, self._gone)
                 for source in (memory, *([] if other is None else [other.memory])):
                     run.update(written.get(source, ()) if source not in self._makes(at) else ())
             makers[at] = run, start, draws
@@ -331,30 +377,45 @@ def run_again(
     wanted: Collection[SyncedMemory],
     array_like: Callable[[Call, Blob], Blob],
     joints: Sequence[int] = (),
+    rounds: Sequence[Round] = (),
 ) -> Anew:
     """The calls of forward and backward, with those put in that make arrays anew.
 
     Args:
         again: what may run again.
-        wanted: which of its offers are made anew.
+        wanted: which of its offers are made anew, once each.
         array_like: the array for a blob that is made from this call of forward on.
         joints: the positions at which calls may be put into backward (`schedule.joints`); any if empty.
+        rounds: in which others are made anew, in their order.
     """
-    forward, backward, rerun = again.uses.forward, again.uses.backward, Rerun(again, wanted)
-    arrays = rerun.arrays(array_like)
+    forward, backward = again.uses.forward, again.uses.backward
     put: dict[int, list[Call]] = defaultdict(list)
-    for reader, run in rerun.batches():
-        at = joints[bisect_right(joints, reader) - 1] if joints else reader
-        put[at] += [rerun.call(each, arrays, backward[at]) for each in run]
-    made = {memory: array for memory, array in arrays.items() if memory in rerun.wanted}
-    result = list[Call]()
-    for at, each in enumerate(backward):
-        result += [*put.get(at, ()), redirected(each, made)]
-    read = {memory for each in forward for memory in _read(each)}
-    absent = {memory for memory in rerun.wanted if memory not in read}
+    made: dict[int, dict[SyncedMemory, Blob]] = defaultdict(dict)  # what is read from there on
+    remade, there = list[Remade](), dict[SyncedMemory, Blob]()
+
+    def run(rerun: Rerun, batches: Iterable[tuple[int, Iterable[int]]]) -> None:
+        arrays = rerun.arrays(array_like)
+        for reader, positions in batches:
+            at = joints[bisect_right(joints, reader) - 1] if joints else reader
+            put[at] += [rerun.call(each, arrays, backward[at]) for each in positions]
+            made[at].update((memory, array) for memory, array in arrays.items() if memory in rerun.wanted)
+        remade.extend(rerun.remade(arrays))
+        there.update((memory, arrays[memory]) for memory in rerun.wanted)
+
+    once = Rerun(again, wanted)
+    run(once, once.batches())
+    for each in rounds:
+        rerun = Rerun(again, each.made, each.gone, there)
+        run(rerun, [(again.uses.read[each.memory][each.use], rerun.runs)])
+    result, arrays = list[Call](), dict[SyncedMemory, Blob]()
+    for at, reader in enumerate(backward):
+        arrays.update(made.get(at, ()))
+        result += [*put.get(at, ()), redirected(reader, arrays)]
+    read = {memory for each in (*forward, *result) for memory in _read(each)}
+    absent = {memory for memory in there if memory not in read}
     shorter = [_without(each, absent) for each in forward]
     absent -= {operand.memory for each in shorter for operand in each.present()}
-    return Anew(shorter, result, rerun.remade(arrays), absent)
+    return Anew(shorter, result, remade, absent)
 
 
 def _without(each: Call, absent: Container[SyncedMemory]) -> Call:

@@ -3,7 +3,8 @@
 This is dynamic storage allocation, which is NP-hard. What planners for nets do (Pisarchyk and Lee 2020, "Efficient
 memory management for deep neural net inference") is done here in several orders: arrays one after another at the lowest
 offset that is free, until an order reaches the largest load; if none does, a local search over orders of the large ones
-looks for one behind which the small ones find room, and at last one over orders of all goes on from the best. Every packing can be had by some order, its own from the lowest offset up.
+looks for one behind which the small ones find room, and at last one over orders of all goes on from the best. Every
+packing can be had by some order, its own from the lowest offset up.
 """
 
 from __future__ import annotations

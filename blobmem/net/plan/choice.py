@@ -119,6 +119,7 @@ class Pass:
         members: of such a first one, all of them.
         cost: of each, the milliseconds that it adds; those of what may run as one are put down to the first.
         scratch: of each, bytes while it runs.
+        starts: of forward and of backward, the call that each step begins with.
         arrays: what may be made anew or evicted.
         number, maker: of each, where it is in that order, and the call that makes it.
         copy, ready: of each, the milliseconds of a copy, and when that may begin.
@@ -147,12 +148,12 @@ class Pass:
                 self.unit.append(unit.start)
                 self.cost.append(times.ms(unit.calls[-1] if at == unit.start else forward[at]))
                 self.scratch.append(unit.scratch)
-        starts = [unit.start for unit in drawn.units[0]]
+        self.starts = [[unit.start for unit in units] for units in drawn.units]
         last = {operand.memory: at for at, each in enumerate(forward) for operand in each.present()}
         bridges = again.bridges()
         again.held = bridges[:: max(1, math.isqrt(len(bridges)))]
         nbytes = {memory: size for written in self.writes for memory, size, _ in written}
-        self.held = {memory: (nbytes[memory], bisect_right(starts, last[memory])) for memory in again.held}
+        self.held = {memory: (nbytes[memory], bisect_right(self.starts[0], last[memory])) for memory in again.held}
         self.arrays = self._arrays(drawn, {each.memory: each for each in found if each.until == 0})
         self.number = {memory: at for at, memory in enumerate(self.arrays)}
         self.maker = {memory: again.maker(memory) for memory in self.arrays}
@@ -171,7 +172,7 @@ class Pass:
         ]
 
     def _arrays(self, drawn: Draft, found: Mapping[SyncedMemory, Candidate]) -> dict[SyncedMemory, Array]:
-        uses, starts = self.again.uses, [[unit.start for unit in units] for units in drawn.units]
+        uses, starts = self.again.uses, self.starts
         last = {operand.memory: at for at, each in enumerate(uses.forward) for operand in each.present()}
         own: Mapping[Hashable, Lifetime]
         own = {life.key: life for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}

@@ -19,7 +19,7 @@ from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
-from blobmem.net.plan.again import Again
+from blobmem.net.plan.again import Again, Less
 from blobmem.net.plan.choice import Choice, Pass
 from blobmem.net.plan.evict import (
     Candidate,
@@ -37,6 +37,7 @@ from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft, draft, drafted
 from blobmem.net.plan.recompute import usual as usual_set
 from blobmem.net.plan.rooms import with_room
+from blobmem.net.plan.rounds import walked
 from blobmem.net.plan.slices import Sliced, Slicer, in_the_way
 from blobmem.net.plan.times import Times, reckon
 from blobmem.net.plan.uses import Remade, Uses
@@ -57,6 +58,18 @@ MANY = 1000
 
 SHARES = (1.0, 0.0, math.inf)
 """How many times the usual share of a pass may be spent to make arrays anew, and the rest is evicted, if none fits."""
+
+APART = 0.75
+"""What needs more than such a part of the room, with all evicted that can be, does not run as one where it need not."""
+
+NEAR = 0.9
+"""Nor does what needs more than such a part of the most, where that is too much."""
+
+ENOUGH = 1.15
+"""How many times as long as without a limit a pass may take without looking for one with rounds."""
+
+PARTS = (1.0, 0.95)
+"""For what parts of the room rounds are found: plans have gaps."""
 
 TRIES = 8
 """How often a plan that came out too large, for the gaps in it, is made again with more evicted."""
@@ -125,9 +138,10 @@ def fitting(net: Net, made: Made, slices: bool) -> Made:
     if max(made.places.layout.nbytes, others) <= room:
         return made
     smallest, best, times = usual, None, Times(net.device)
+    usual_ms = reckon(usual.places, times).ms
     for way in _in_slices(net, room) if slices else _ways(net, room, times):
-        if way is None:
-            if best is not None:
+        if not isinstance(way, _Way):
+            if best is not None and best[0] <= way * usual_ms:
                 break
             continue
         for fitted in _evicted(net, way, room):
@@ -188,27 +202,36 @@ class _Way(NamedTuple):
     away: set[SyncedMemory] | None = None
 
 
-def _ways(net: Net, room: int, times: Times) -> Iterator[_Way | None]:
+def _ways(net: Net, room: int, times: Times) -> Iterator[_Way | float]:
     """The ways that are compared, and behind them those that may take less room, which are the same for any room: what
-    an error says would do then does. None comes before each of these, which is only made for want of others."""
-    plain = _way(net, ())
-    again = _again(net, plain.made)
-    whole = Pass(again, plain.made.places, plain.found, times)
-    seen: list[Choice] = []
-
-    def chosen(room: int) -> Iterator[_Way]:
-        for price in PRICES if len(whole.arrays) < MANY else PRICES[-1:]:
-            choice = whole.choose(room, price)
-            if choice not in seen:
-                seen.append(choice)
-                yield _way(net, choice.anew, choice.held)._replace(away=choice.away)
-
-    yield from chosen(max(room, 0))
-    for more in (_usual_ways(net, again), chosen(0)):
-        yield None
+    an error says would do then does. Before each that is only made for want of others comes how many times as long as
+    without a limit one of these may take for that."""
+    whole, apart = _without_any(net, room, times)
+    yield from _chosen_ways(net, whole, apart, max(room, 0))
+    yield ENOUGH
+    yield from _ways_in_rounds(net, whole, apart, room)
+    least, apart = _without_any(net, 0, times)
+    for more in (_usual_ways(net, least.again, apart), _chosen_ways(net, least, apart, 0)):
+        yield math.inf
         for way in more:
             yield way
-            yield None
+            yield math.inf
+
+
+def _without_any(net: Net, room: int, times: Times) -> tuple[Pass, dict[tuple[int, Any], int]]:
+    """The pass in which nothing is made anew, and how many calls may run as one for want of room."""
+    plain, apart = _apart(net, APART * room)
+    return Pass(_again(net, plain.made), plain.made.places, plain.found, times), apart
+
+
+def _chosen_ways(net: Net, whole: Pass, apart: Mapping[tuple[int, Any], int], room: int) -> Iterator[_Way]:
+    """The ways by which what is made anew once is chosen for so much room."""
+    seen: list[Choice] = []
+    for price in PRICES if len(whole.arrays) < MANY else PRICES[-1:]:
+        choice = whole.choose(room, price)
+        if choice not in seen:
+            seen.append(choice)
+            yield _way(net, Less(choice.anew, choice.held, (), apart))._replace(away=choice.away)
 
 
 def _again(net: Net, made: Made) -> Again:
@@ -220,15 +243,42 @@ def _again(net: Net, made: Made) -> Again:
     return Again(uses, free, ops)
 
 
-def _usual_ways(net: Net, again: Again) -> Iterator[_Way]:
+def _ways_in_rounds(net: Net, whole: Pass, apart: Mapping[tuple[int, Any], int], room: int) -> Iterator[_Way]:
+    """Those in which arrays are made anew as often as it takes."""
+    for part in PARTS if len(whole.arrays) < MANY else ():
+        found = walked(whole, int(part * room))
+        if found.over > 0:
+            break
+        yield _way(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
+
+
+def _usual_ways(net: Net, again: Again, apart: Mapping[tuple[int, Any], int] = Less().apart) -> Iterator[_Way]:
     """The usual calls, or with more or nothing made anew, in which anything may be evicted."""
     for share in SHARES:
-        yield _way(net, usual_set(again.uses, again.free, share))
+        yield _way(net, Less(usual_set(again.uses, again.free, share), apart=apart))
 
 
-def _way(net: Net, anew: Collection[SyncedMemory], held: Collection[SyncedMemory] = ()) -> _Way:
-    """The calls with these arrays made anew, and those held for that."""
-    made = net._made(anew, 1, held)  # the copies have streams enough
+def _apart(net: Net, room: float) -> tuple[_Way, dict[tuple[int, Any], int]]:
+    """The calls with nothing made anew, and how many of them may run as one, where with all evicted that can be so much
+    room does not do for more."""
+    apart, best, most = dict[tuple[int, Any], int](), _way(net, Less()), math.inf
+    way, trial = best, apart
+    while True:
+        least, units = loads_without(way.found, way.load), [*chain(*way.made.places.units)]
+        if least.max(initial=0) >= most:
+            return best, apart  # what is apart since then is no help
+        apart, best, most = trial, way, int(least.max(initial=0))
+        over = [units[step] for step in np.flatnonzero(least > max(room, NEAR * most))]
+        more = {(unit.calls[0].layer, unit.calls[0].op): unit.stop - unit.start - 1 for unit in over}
+        trial = apart | {key: number for key, number in more.items() if number > 0}
+        if trial == apart:
+            return best, apart
+        way = _way(net, Less(apart=trial))
+
+
+def _way(net: Net, less: Less) -> _Way:
+    """The calls by which less is in use."""
+    made = net._made(less, 1)  # the copies have streams enough
     made.drawn = draft(net, made.schedules, made.kept)
     return _Way(made, *_candidates(net, made.forward, made.backward, made.places))
 
@@ -246,13 +296,13 @@ def least_loads(net: Net, forward: Sequence[Call], backward: Sequence[Call], dra
     return loads_without(*_candidates(net, forward, backward, drawn))
 
 
-def _in_slices(net: Net, room: int) -> Iterator[_Way | None]:
-    """Ways in which a run of layers next to the fullest moment takes the batch in slices, the fewest first, and None
-    behind each.
+def _in_slices(net: Net, room: int) -> Iterator[_Way | float]:
+    """Ways in which a run of layers next to the fullest moment takes the batch in slices, the fewest first, each of
+    which does.
 
     Those that are reckoned to fit into the room, without scratch; and if none is, or does, the one that needs least.
     """
-    ways = _usual_ways(net, _again(net, _way(net, ()).made))
+    ways = _usual_ways(net, _again(net, _way(net, Less()).made))
     made = min(ways, key=lambda way: lowest(way.found, way.load)).made
     net._have(made)
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
@@ -264,7 +314,7 @@ def _in_slices(net: Net, room: int) -> Iterator[_Way | None]:
             tried.append((least, found))
             if least - room < ALIGNMENT:  # what lies last need not end where another could begin
                 yield _way_in_slices(net, made, found, room)
-                yield None
+                yield math.inf
         reached = min((least for least, found in tried if found.number == count), default=math.inf)
         if reached >= before:
             break  # smaller slices are no help

@@ -10,6 +10,7 @@ from plan_nets import DATA, ask_at_random, assert_same, conv, iterate, layer, lo
 
 from blobmem import SharedBlobError, SimulatedDevice
 from blobmem.net.compilation import Compilation
+from blobmem.net.plan.again import Less, Round
 
 BLOCK = (
     layer("BatchNorm", "n", "c", "c") + layer("Scale", "s", "c", "c") + layer("ReLU", "r", "c", "c")
@@ -19,21 +20,38 @@ DROPPED = conv("d", "p") + layer("Dropout", "drop", "d", "d") + layer("LRN", "l"
 NET = DATA + conv("c", "data") + BLOCK + DROPPED + loss("e")
 
 
-class Choosing:
-    """Lets nets make a part of what they could anew, at random."""
+def rounds_at_random(rng, again, wanted):
+    """Rounds in which some of these are made anew more than once, and some that are not needed yet."""
+    read, gone, rounds = again.uses.read, {*wanted}, []
+    for at in sorted({at for memory in wanted for at in read.get(memory, ())}):
+        gone |= {memory for memory in wanted if rng.random() < 0.5}
+        needed = [memory for memory in wanted if memory in gone and at in read.get(memory, ())]
+        if needed:
+            made = {*needed, *(memory for memory in sorted(gone, key=wanted.index) if rng.random() < 0.2)}
+            rounds.append(Round(needed[0], read[needed[0]].index(at), made, {*gone}))
+            gone -= made
+    return rounds
 
-    def __init__(self, patch, seed, part):
+
+class Choosing:
+    """Lets nets make a part of what they could anew, at random, once or in rounds."""
+
+    def __init__(self, patch, seed, part, rounds=False):
         self.recompute, self.random, self.part, self.again = Compilation._recompute, random.Random(seed), part, []
+        self.rounds = rounds
         patch.setattr(Compilation, "_recompute", lambda net, *calls: self(net, *calls))
 
-    def __call__(self, net, forward, backward, wanted=None, held=()):
-        if net.memory == "keep" or wanted is not None:
-            return self.recompute(net, forward, backward, wanted, held)
-        _, again = self.recompute(net, forward, backward, ())
+    def __call__(self, net, forward, backward, less=None):
+        if net.memory == "keep" or less is not None:
+            return self.recompute(net, forward, backward, less)
+        _, again = self.recompute(net, forward, backward, Less())
         wanted = [memory for memory in again.offers if self.random.random() < self.part]
         self.again.append([memory.name for memory in wanted])
         held = [memory for memory in again.bridges() if self.random.random() < self.part]
-        return self.recompute(net, forward, backward, wanted, held)
+        less = Less(wanted, held)
+        if self.rounds:
+            less = Less((), held, rounds_at_random(self.random, again, [*wanted, *held]))
+        return self.recompute(net, forward, backward, less)
 
 
 @pytest.fixture(params=DEVICES)
@@ -41,9 +59,10 @@ def device(request):
     return request.param()
 
 
+@pytest.mark.parametrize("rounds", [False, True], ids=["once", "rounds"])
 @pytest.mark.parametrize("part, seed", [(0.4, 0), (0.4, 1), (0.7, 2), (1, 0)])
-def test_the_same_bits(monkeypatch, device, part, seed):
-    choosing, traces = Choosing(monkeypatch, seed, part), []
+def test_the_same_bits(monkeypatch, device, part, seed, rounds):
+    choosing, traces = Choosing(monkeypatch, seed, part, rounds), []
     for memory in ("keep", "train"):
         net = made(NET, device, memory)
         traces.append([*iterate(net), *iterate(net)])
@@ -52,18 +71,19 @@ def test_the_same_bits(monkeypatch, device, part, seed):
         assert {"n/normalized", "p", "p/mask", "d", "drop/mask", "l", "e"} <= {*choosing.again[0]}
 
 
-@given(nets_at_random(), st.integers(0, 99), st.sampled_from([0.3, 0.6, 1]))
+@given(nets_at_random(), st.integers(0, 99), st.sampled_from([0.3, 0.6, 1]), st.booleans())
 @settings(max_examples=20, deadline=None)
-def test_any_net_gives_the_same_bits(text, seed, part):
+def test_any_net_gives_the_same_bits(text, seed, part, rounds):
     with pytest.MonkeyPatch.context() as patch:
-        Choosing(patch, seed, part)
+        Choosing(patch, seed, part, rounds)
         nets = [made(text, SimulatedDevice(), memory) for memory in ("keep", "train")]
         assert_same(*([*iterate(net), *iterate(net)] for net in nets))
 
 
+@pytest.mark.parametrize("rounds", [False, True], ids=["once", "rounds"])
 @pytest.mark.parametrize("seed", range(3))
-def test_parts_of_passes_give_the_right_numbers_or_none(monkeypatch, seed):
-    Choosing(monkeypatch, seed, 0.8)
+def test_parts_of_passes_give_the_right_numbers_or_none(monkeypatch, seed, rounds):
+    Choosing(monkeypatch, seed, 0.8, rounds)
     nets = [made(NET, SimulatedDevice(), memory) for memory in ("train", "keep")]
     for net in nets:
         iterate(net)

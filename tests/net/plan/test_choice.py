@@ -5,6 +5,7 @@ from plan_nets import DATA, conv, layer, loss, made
 
 from blobmem import SimulatedDevice
 from blobmem.net.plan import Again, Uses, times
+from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Pass
 from blobmem.net.plan.evict import candidates, loads
 from blobmem.net.plan.places import draft
@@ -27,7 +28,7 @@ def net():
 
 
 def drafted(net, anew):
-    calls = net._made(anew, 1)
+    calls = net._made(Less(anew), 1)
     return calls, draft(net, calls.schedules, calls.kept)
 
 

@@ -1,0 +1,72 @@
+"""Rounds: what is made anew as often as it takes, so that few arrays are there at a time."""
+
+import pytest
+from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made
+
+from blobmem import SimulatedDevice
+from blobmem.errors import OutOfDeviceMemory
+from blobmem.net.plan import times
+from blobmem.net.plan.again import Less
+from blobmem.net.plan.choice import Pass
+from blobmem.net.plan.evict import loads
+from blobmem.net.plan.fitting import _again, _way
+from blobmem.net.plan.rounds import walked
+from blobmem.net.plan.times import Times
+
+BLOCKS = 9
+CHAIN = DATA + "".join(
+    conv(f"c{at}", f"l{at - 1}" if at else "data") + layer("LRN", f"l{at}", f"c{at}", f"l{at}") for at in range(BLOCKS)
+)
+"""Convolutions and what is made of each, of which backward reads all."""
+
+
+def built(capacity=None):
+    return made(CHAIN + loss(f"l{BLOCKS - 1}"), SimulatedDevice(capacity), "train", passes=())
+
+
+def way(net, rounds=()):
+    return _way(net, Less((), (), rounds))
+
+
+def whole(net, evicts=False):
+    plain = way(net)
+    found = plain.found if evicts else ()
+    return Pass(_again(net, plain.made), plain.made.places, found, Times(net.device))
+
+
+def test_with_room_enough_there_are_none():
+    every = whole(built())
+    assert walked(every, int(every.load.max())) == ([], [], 0.0, 0)
+
+
+@pytest.mark.parametrize("part, most", [(0.5, BLOCKS - 1), (0.25, 26)])
+def test_no_more_is_in_use_than_there_is_room_for(part, most):
+    """To a quarter of the bytes by as many convolutions again, and half as many more, as there are to be made anew."""
+    net = built()
+    every = whole(net)
+    room = int(part * every.load.max())
+    found = walked(every, room)
+    drawn = way(net, found.rounds).made
+    assert found.over == 0 and loads(drawn.places).max() <= room
+    assert sum(each.op == "conv_forward" for each in drawn.backward) == most
+    if most >= BLOCKS:
+        assert every.choose(room, 1.0).over > 0, "what is made once has no room"
+
+
+def test_what_spares_most_calls_is_evicted_while_the_link_has_time(monkeypatch):
+    every = whole(built(), evicts=True)
+    room = int(0.25 * every.load.max())
+    monkeypatch.setattr(times, "LINK", 1.0)
+    alone = walked(every, room)
+    monkeypatch.setattr(times, "LINK", 1e15)
+    found = walked(every, room)
+    assert not alone.away and found.away and found.ms < alone.ms
+
+
+def test_the_same_bits_at_the_least():
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        built(1).compiled()
+    nets = [built(), built(caught.value.requested)]
+    assert_same(*([*iterate(net), *iterate(net)] for net in nets))
+    held = [net.device.statistics.peak_bytes for net in nets]
+    assert held[1] <= caught.value.requested < held[0] // 2
