@@ -68,7 +68,7 @@ NEAR = 0.9
 ENOUGH = 1.15
 """How many times as long as without a limit a pass may take without looking for one with rounds."""
 
-PARTS = (1.0, 0.95)
+PARTS = (1.0, 0.98, 0.96)
 """For what parts of the room rounds are found: plans have gaps."""
 
 TRIES = 8
@@ -186,6 +186,10 @@ def _sharers(net: Net) -> Iterator[tuple[int, str]]:
     )
 
 
+Apart = Mapping[tuple[int, Any], int]
+"""How many calls may run as one from a layer's calls of an op on."""
+
+
 class _Way(NamedTuple):
     """So much made anew, and the rest evicted.
 
@@ -204,34 +208,48 @@ class _Way(NamedTuple):
 
 def _ways(net: Net, room: int, times: Times) -> Iterator[_Way | float]:
     """The ways that are compared, and behind them those that may take less room, which are the same for any room: what
-    an error says would do then does. Before each that is only made for want of others comes how many times as long as
+    an error says would do then does. Before those that are only made for want of others comes how many times as long as
     without a limit one of these may take for that."""
-    whole, apart = _without_any(net, room, times)
-    yield from _chosen_ways(net, whole, apart, max(room, 0))
-    yield ENOUGH
-    yield from _ways_in_rounds(net, whole, apart, room)
-    least, apart = _without_any(net, 0, times)
-    for more in (_usual_ways(net, least.again, apart), _chosen_ways(net, least, apart, 0)):
+    if room > 0:
+        plain, apart = _apart(net, APART * room)
+        whole = Pass(_again(net, plain.made), plain.made.places, plain.found, times)
+        yield from _chosen_ways(net, whole, apart, room)
+        yield ENOUGH
+        if lowest(plain.found, plain.load) <= room and len(whole.arrays) < MANY:
+            yield from _ways_in_rounds(net, whole, apart, room)
         yield math.inf
-        for way in more:
-            yield way
-            yield math.inf
+    plain, apart = _apart(net, 0)
+    again = _again(net, plain.made)
+    for way in _usual_ways(net, again, apart):
+        yield way
+        yield math.inf
+    yield _chosen_way(net, Pass(again, plain.made.places, plain.found, times).choose(0, PRICES[-1]), apart)
 
 
-def _without_any(net: Net, room: int, times: Times) -> tuple[Pass, dict[tuple[int, Any], int]]:
-    """The pass in which nothing is made anew, and how many calls may run as one for want of room."""
-    plain, apart = _apart(net, APART * room)
-    return Pass(_again(net, plain.made), plain.made.places, plain.found, times), apart
-
-
-def _chosen_ways(net: Net, whole: Pass, apart: Mapping[tuple[int, Any], int], room: int) -> Iterator[_Way]:
-    """The ways by which what is made anew once is chosen for so much room."""
+def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[_Way]:
+    """Those by which arrays are chosen that are made anew, once each, with room for them as far as is known."""
     seen: list[Choice] = []
     for price in PRICES if len(whole.arrays) < MANY else PRICES[-1:]:
         choice = whole.choose(room, price)
         if choice not in seen:
             seen.append(choice)
-            yield _way(net, Less(choice.anew, choice.held, (), apart))._replace(away=choice.away)
+            way = _chosen_way(net, choice, apart)
+            if lowest(way.found, way.load) > room:
+                break  # nor has any other price
+            yield way
+
+
+def _chosen_way(net: Net, choice: Choice, apart: Apart) -> _Way:
+    return _way(net, Less(choice.anew, choice.held, (), apart))._replace(away=choice.away)
+
+
+def _ways_in_rounds(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[_Way]:
+    """Those in which arrays are made anew as often as it takes."""
+    for part in PARTS:
+        found = walked(whole, int(part * room))
+        if found.over > 0:
+            break
+        yield _way(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
 
 
 def _again(net: Net, made: Made) -> Again:
@@ -243,22 +261,13 @@ def _again(net: Net, made: Made) -> Again:
     return Again(uses, free, ops)
 
 
-def _ways_in_rounds(net: Net, whole: Pass, apart: Mapping[tuple[int, Any], int], room: int) -> Iterator[_Way]:
-    """Those in which arrays are made anew as often as it takes."""
-    for part in PARTS if len(whole.arrays) < MANY else ():
-        found = walked(whole, int(part * room))
-        if found.over > 0:
-            break
-        yield _way(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
-
-
-def _usual_ways(net: Net, again: Again, apart: Mapping[tuple[int, Any], int] = Less().apart) -> Iterator[_Way]:
+def _usual_ways(net: Net, again: Again, apart: Apart = Less().apart) -> Iterator[_Way]:
     """The usual calls, or with more or nothing made anew, in which anything may be evicted."""
     for share in SHARES:
         yield _way(net, Less(usual_set(again.uses, again.free, share), apart=apart))
 
 
-def _apart(net: Net, room: float) -> tuple[_Way, dict[tuple[int, Any], int]]:
+def _apart(net: Net, room: float) -> tuple[_Way, Apart]:
     """The calls with nothing made anew, and how many of them may run as one, where with all evicted that can be so much
     room does not do for more."""
     apart, best, most = dict[tuple[int, Any], int](), _way(net, Less()), math.inf
