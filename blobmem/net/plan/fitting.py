@@ -68,9 +68,6 @@ NEAR = 0.9
 ENOUGH = 1.15
 """How many times as long as without a limit a pass may take without looking for one with rounds."""
 
-PARTS = (1.0, 0.98, 0.96)
-"""For what parts of the room rounds are found: plans have gaps."""
-
 TRIES = 8
 """How often a plan that came out too large, for the gaps in it, is made again with more evicted."""
 
@@ -216,14 +213,17 @@ def _ways(net: Net, room: int, times: Times) -> Iterator[_Way | float]:
         yield from _chosen_ways(net, whole, apart, room)
         yield ENOUGH
         if lowest(plain.found, plain.load) <= room and len(whole.arrays) < MANY:
-            yield from _ways_in_rounds(net, whole, apart, room)
+            found = walked(whole, room)
+            if found.over <= 0:
+                yield _way(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
         yield math.inf
     plain, apart = _apart(net, 0)
     again = _again(net, plain.made)
     for way in _usual_ways(net, again, apart):
         yield way
         yield math.inf
-    yield _chosen_way(net, Pass(again, plain.made.places, plain.found, times).choose(0, PRICES[-1]), apart)
+    for price in PRICES[-1:]:
+        yield _chosen_way(net, Pass(again, plain.made.places, plain.found, times).choose(0, price), apart)
 
 
 def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[_Way]:
@@ -243,15 +243,6 @@ def _chosen_way(net: Net, choice: Choice, apart: Apart) -> _Way:
     return _way(net, Less(choice.anew, choice.held, (), apart))._replace(away=choice.away)
 
 
-def _ways_in_rounds(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[_Way]:
-    """Those in which arrays are made anew as often as it takes."""
-    for part in PARTS:
-        found = walked(whole, int(part * room))
-        if found.over > 0:
-            break
-        yield _way(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
-
-
 def _again(net: Net, made: Made) -> Again:
     """What could be made anew of these calls."""
     ops, passes = table(net.device.family), (made.forward, made.backward)
@@ -261,7 +252,7 @@ def _again(net: Net, made: Made) -> Again:
     return Again(uses, free, ops)
 
 
-def _usual_ways(net: Net, again: Again, apart: Apart = Less().apart) -> Iterator[_Way]:
+def _usual_ways(net: Net, again: Again, apart: Apart) -> Iterator[_Way]:
     """The usual calls, or with more or nothing made anew, in which anything may be evicted."""
     for share in SHARES:
         yield _way(net, Less(usual_set(again.uses, again.free, share), apart=apart))
@@ -311,7 +302,7 @@ def _in_slices(net: Net, room: int) -> Iterator[_Way | float]:
 
     Those that are reckoned to fit into the room, without scratch; and if none is, or does, the one that needs least.
     """
-    ways = _usual_ways(net, _again(net, _way(net, Less()).made))
+    ways = _usual_ways(net, _again(net, _way(net, Less()).made), {})
     made = min(ways, key=lambda way: lowest(way.found, way.load)).made
     net._have(made)
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)

@@ -33,7 +33,7 @@ class Walked(NamedTuple):
     Attributes:
         rounds: in their order.
         away: what is evicted beside.
-        ms: what the calls in them take.
+        ms: what the calls in them take, and the copies, if they are waited for.
         over: how many bytes are too much.
     """
 
@@ -46,7 +46,8 @@ class Walked(NamedTuple):
 def walked(whole: Pass, room: int) -> Walked:
     """The rounds with which no step has more than `room` bytes in use, as far as that can be.
 
-    What spares most calls that run again for its bytes is evicted, while the link has time for it.
+    What there is no room to make is evicted; then what spares most calls that run again for its bytes, while the link
+    has time for it.
     """
     found = list[Walked]()
     for power in POWERS:
@@ -55,7 +56,11 @@ def walked(whole: Pass, room: int) -> Walked:
             walk = _Walk(whole, room, away, power)
             for step in range(len(whole.load)):
                 walk.take(step)
-            found.append(Walked(walk.rounds, [*away], walk.ms, walk.over))
+            ms = walk.ms + sum(2 * whole.times.copy_ms(whole.arrays[memory].size) for memory in away)
+            found.append(Walked(walk.rounds, [*away], ms, walk.over))
+            if walk.short:
+                away = _sent(whole, [*away, *walk.short]) or away
+                continue
             sent = len(away)
             for memory in sorted(walk.spared, key=lambda memory: -walk.spared[memory] / whole.arrays[memory].size):
                 away = _sent(whole, [*away, memory], part / PARTS * whole.clock[whole.turn]) or away
@@ -64,27 +69,30 @@ def walked(whole: Pass, room: int) -> Walked:
     return min(found, key=lambda each: (each.over, each.ms))
 
 
-def _sent(whole: Pass, away: Collection[SyncedMemory], most: float) -> dict[SyncedMemory, int] | None:
-    """The step by which each has been copied away, None if copies take more than `most` ms or longer than forward."""
+def _sent(whole: Pass, away: Collection[SyncedMemory], most: float = math.inf) -> dict[SyncedMemory, int] | None:
+    """The step by which each has been copied away, None if copies take more than `most` ms, or, where that is a number,
+    longer than forward."""
     result, done, clock = dict[SyncedMemory, int](), 0.0, whole.clock
     for memory in sorted(away, key=lambda memory: whole.arrays[memory].start[LATE]):
         array = whole.arrays[memory]
         done = max(done, clock[array.start[LATE]]) + whole.times.copy_ms(array.size)
-        result[memory] = bisect_left(clock, done)
+        result[memory] = min(bisect_left(clock, done), whole.turn)
     copies = sum(whole.times.copy_ms(whole.arrays[memory].size) for memory in away)
-    return result if copies <= most and done <= clock[whole.turn] else None
+    return result if most == math.inf or (copies <= most and done <= clock[whole.turn]) else None
 
 
 class _Walk:
     """A pass that is walked through.
 
     Attributes:
-        rounds, ms, over: so far, as `Walked` has them.
+        rounds, ms, over: so far, as `Walked` has them, without copies.
+        spared: of what could have been evicted, the milliseconds of calls that would not have run again.
+        short: what has to be evicted for want of room to make it, or something of it.
     """
 
     def __init__(self, whole: Pass, room: int, away: Mapping[SyncedMemory, int], power: float) -> None:
         self.whole, self._room, self._away, self._power = whole, room, away, power
-        self.spared = defaultdict[SyncedMemory, float](float)
+        self.spared, self.short = defaultdict[SyncedMemory, float](float), set[SyncedMemory]()
         self.rounds, self.ms, self.over = list[Round](), 0.0, 0
         uses, reads = whole.again.uses, dict[SyncedMemory, list[int]]()
         self._fixed, self._starts = whole.load.copy(), defaultdict[int, list[SyncedMemory]](list)
@@ -122,7 +130,7 @@ class _Walk:
         for memory in self._leaves[step]:
             self._there.pop(memory, None)
         if step < self.whole.turn:
-            self._fit(step, int(self._fixed[step]), self._away)
+            self._fit(step, int(self._fixed[step]), ())
             return
         needed = {*self._needed[step]}
         if not needed <= {*self._there, *self._away}:
@@ -136,8 +144,8 @@ class _Walk:
         """Bytes of those that come back."""
         return sum(self._size[memory] for memory in memories if memory in self._away)
 
-    def _fit(self, step: int, other: int, pinned: Collection[SyncedMemory]) -> None:
-        """Let arrays go until there is room for so many other bytes."""
+    def _fit(self, step: int, other: int, pinned: Collection[SyncedMemory]) -> bool:
+        """Let arrays go until there is room for so many other bytes, and say whether there is."""
         over = other + sum(map(self._size.__getitem__, self._there)) - self._room
         free = [memory for memory in self._there if memory not in pinned]
         uses, now = self._next(step) if over > 0 else {}, self.whole.clock[step]
@@ -145,11 +153,15 @@ class _Walk:
             least = min(free, key=lambda memory: self._worth(memory, uses[memory] - now))
             free.remove(least)
             del self._there[least]
-            self._gone.add(least)
+            if least not in self._away:
+                self._gone.add(least)
             over -= self._size[least]
         self.over = max(self.over, over)
+        return over <= 0
 
     def _worth(self, memory: SyncedMemory, until: float) -> float:
+        if memory in self._away:
+            return math.inf  # its copy is waited for
         if until == math.inf:
             return 0.0
         return self._ms(self._runs([memory])) / (self._size[memory] * max(until, 1e-3) ** self._power)
@@ -210,10 +222,12 @@ class _Walk:
         gone, order = {*self._gone}, sorted(self._runs(targets))
         ms = self._ms(order)
         self.ms += ms
+        without = dict[SyncedMemory, set[int]]()
         for memory in [memory for at in order for memory in self._makes.get(at, ())]:
             if memory in gone and memory in whole.arrays and LATE in whole.arrays[memory].start:
                 self._gone.discard(memory)
-                self.spared[memory] += ms - self._ms(self._runs(each for each in targets if each is not memory))
+                without[memory] = self._runs(each for each in targets if each is not memory)
+                self.spared[memory] += ms - self._ms(without[memory])
                 self._gone.add(memory)
         first, last = dict[SyncedMemory, int](), dict[SyncedMemory, int]()
         for at in order:
@@ -223,7 +237,7 @@ class _Walk:
                 first.setdefault(source, at)
                 last[source] = at
         uses, made, held = self._next(step), set[SyncedMemory](), dict[SyncedMemory, int]()
-        other = int(self._fixed[step] - whole.born[step])
+        other, fits = int(self._fixed[step] - whole.born[step]), True
         for at in order:
             each = whole.again.uses.forward[at]
             if each.op in IN_PLACE:
@@ -243,7 +257,10 @@ class _Walk:
                     made.add(memory)
             pinned = needed | {memory for memory, until in last.items() if until >= at}
             back = self._back(memory for memory, since in first.items() if since <= at <= last[memory])
-            self._fit(step, other + sum(held.values()) + back + whole.scratch[at], pinned)
+            if not self._fit(step, other + sum(held.values()) + back + whole.scratch[at], pinned) and fits:
+                fits = False
+                instead = [memory for memory, runs in without.items() if at not in runs]
+                self.short.update(sorted(instead, key=self._size.__getitem__)[:1])
             for memory in [memory for memory in held if last.get(memory, -1) <= at]:
                 del held[memory]
         use = self._reads[targets[0]].index(step)

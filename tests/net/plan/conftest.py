@@ -56,5 +56,4 @@ def one_price():
     """Of the plans that are compared where there is no room for all, which take most of the time, one is made."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "PRICES", fitting.PRICES[-1:])
-        patch.setattr(fitting, "PARTS", fitting.PARTS[:1])
         yield
