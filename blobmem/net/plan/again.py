@@ -393,20 +393,23 @@ def run_again(
     made: dict[int, dict[SyncedMemory, Blob]] = defaultdict(dict)  # what is read from there on
     remade, there = list[Remade](), dict[SyncedMemory, Blob]()
 
-    def run(rerun: Rerun, batches: Iterable[tuple[int, Iterable[int]]]) -> None:
+    def joint(reader: int) -> int:
+        return joints[bisect_right(joints, reader) - 1] if joints else reader
+
+    def run(rerun: Rerun, batches: Iterable[tuple[int, Iterable[int]]], since: int) -> None:
         arrays = rerun.arrays(array_like)
         for reader, positions in batches:
-            at = joints[bisect_right(joints, reader) - 1] if joints else reader
+            at = joint(reader)
             put[at] += [rerun.call(each, arrays, backward[at]) for each in positions]
-            made[at].update((memory, array) for memory, array in arrays.items() if memory in rerun.wanted)
-        remade.extend(rerun.remade(arrays))
         there.update((memory, arrays[memory]) for memory in rerun.wanted)
+        made[since].update((memory, arrays[memory]) for memory in rerun.wanted)
+        remade.extend(rerun.remade(arrays))
 
     once = Rerun(again, wanted)
-    run(once, once.batches())
+    run(once, once.batches(), 0)
     for each in rounds:
-        rerun = Rerun(again, each.made, each.gone, there)
-        run(rerun, [(again.uses.read[each.memory][each.use], rerun.runs)])
+        rerun, use = Rerun(again, each.made, each.gone, there), again.uses.read[each.memory][each.use]
+        run(rerun, [(use, rerun.runs)], joint(use))
     result, arrays = list[Call](), dict[SyncedMemory, Blob]()
     for at, reader in enumerate(backward):
         arrays.update(made.get(at, ()))
