@@ -419,4 +419,4 @@ def _bound(schedules: Iterable[Schedule]) -> Iterator[SyncedMemory]:
 
 def unseen(lying: Mapping[SyncedMemory, Halves]) -> set[SyncedMemory]:
     """The memories of which nobody but the net's own blobs has views."""
-    return {memory for memory, own in lying.items() if {*map(id, memory.views())} <= {*map(id, own.views)}}
+    return {memory for memory, own in lying.items() if memory.view_count == len({*map(id, own.views)})}
