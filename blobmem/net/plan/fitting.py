@@ -368,7 +368,7 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, roo
     made, device = way.made, net.device
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
     early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, room).items()}
-    places = net._joints(made.forward, made.backward, made.passing)
+    places = made.schedules[0].joints(), made.schedules[1].joints()
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
     fetched = [*made.fetched, *found.fetched]
     net._have(dataclasses.replace(made, fetched=fetched))

@@ -10,7 +10,7 @@ from blobmem.memory.extents import ZERO, Extents
 from blobmem.memory.reordered import extent
 from blobmem.net.layouts import reordered_of
 from blobmem.net.plan.heirs import heirs
-from blobmem.ops.call import Call, Operand
+from blobmem.ops.call import Call, Operand, memories
 
 
 class Lifetime(NamedTuple):
@@ -37,11 +37,13 @@ class Lifetimes(NamedTuple):
             that take over each other's bytes are one, with the first one's key.
         pinned: memory -> bytes of it that the pass uses, of arrays whose bytes matter before or after the pass.
         turns: of such a key the arrays' own lifetimes; each begins in the step in which the one before ends.
+        uses: how the pass uses each memory.
     """
 
     arena: list[Lifetime]
     pinned: dict[SyncedMemory, int]
     turns: dict[Hashable, list[Lifetime]]
+    uses: dict[SyncedMemory, Use]
 
 
 def lifetimes(
@@ -69,7 +71,6 @@ def lifetimes(
     if scratch and len(scratch) != len(steps):
         raise ValueError(f"scratch of {len(scratch)} steps is given, for {len(steps)}")
     uses: dict[SyncedMemory, Use] = {}
-    until = until or range(len(steps))
     for index, calls in enumerate(steps):
         for call in calls:
             for operand in _reads_first(call):
@@ -77,14 +78,26 @@ def lifetimes(
                 use = uses.get(memory)
                 if use is None:
                     use = uses[memory] = Use(index, pinned=memory in keep)
-                use.add(operand, index, call.once, until[index])
+                use.add(operand, index, call.once)
+    return lasting(uses, steps, scratch, until or range(len(steps)))
+
+
+def lasting(
+    uses: dict[SyncedMemory, Use], steps: Sequence[Sequence[Call]], scratch: Sequence[int], until: Sequence[int]
+) -> Lifetimes:
+    """`lifetimes` of memories that are used so."""
+    for use in uses.values():
+        use.until = use.last
+    for index, last in enumerate(until):
+        for memory in memories(steps[index]) if last != index else ():
+            uses[memory].until = max(uses[memory].until, last)
     own = {life.key: life for use in uses.values() if not use.pinned for life in use.lifetimes()}
     turns = _turns(own, heirs(steps, uses, until))
     arena = [turn[0]._replace(last=turn[-1].last) for turn in turns]
     arena += [Lifetime(index, nbytes, index, until[index]) for index, nbytes in enumerate(scratch) if nbytes]
     pinned = {place: nbytes for use in uses.values() if use.pinned for place, nbytes in use.places.items()}
     arena.sort(key=lambda life: life.first)
-    return Lifetimes(arena, pinned, {turn[0].key: turn for turn in turns if len(turn) > 1})
+    return Lifetimes(arena, pinned, {turn[0].key: turn for turn in turns if len(turn) > 1}, uses)
 
 
 def _turns(own: Mapping[Hashable, Lifetime], heir: Mapping[Hashable, Hashable]) -> list[list[Lifetime]]:
@@ -123,10 +136,10 @@ class Use:
         self._begun = 0  # so many bytes from the start were written; more of them:
         self._written = Extents()
 
-    def add(self, operand: Operand, index: int, once: bool, until: int) -> None:
+    def add(self, operand: Operand, index: int, once: bool) -> None:
         view = operand.view
         start, stop = view.offset, view.offset + view.nbytes
-        self.last, self.until = index, max(self.until, until)
+        self.last = index
         if stop <= self._begun:
             pass
         elif operand.intent is not Intent.OVERWRITE:
