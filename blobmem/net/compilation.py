@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -72,6 +73,26 @@ class _Planned(NamedTuple):
     state: dict[str, Any]
 
 
+@dataclasses.dataclass(slots=True)
+class _Emitted:
+    """The calls of a net's layers, before any is chosen to run again.
+
+    Attributes:
+        forward, backward: the calls.
+        streams: `streams` and `open_streams` of a pass of them.
+        remade: what backward fills by other calls than its layers'.
+        again: what may be made anew.
+        places: the positions at which calls may be put into backward, once found.
+    """
+
+    forward: list[Call]
+    backward: list[Call]
+    streams: tuple[int, Any]
+    remade: Sequence[Remade] = ()
+    again: Again | None = None
+    places: list[int] | None = None
+
+
 class Compilation:
     """The schedules of a `Net`, and what they are made of.
 
@@ -114,6 +135,7 @@ class Compilation:
         self._shapes = self._present_shapes()  # those that the layers know
         self._shapes_seen = -1  # `moves` when they were found to be the present ones
         self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
+        self._emitted: _Emitted | None = None  # while they are made
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._images_last: bool | None = None  # how they keep images; decided when the first are made
         self._recent: list[tuple[Schedule, Schedule]] = []  # those for other shapes, the last ones at the end
@@ -205,9 +227,13 @@ class Compilation:
         planned = self._planned_before()
         if planned is not None:
             return planned
-        made = usual = self._made()
-        if self._arena is not None:
-            made = state.fit(this, made)
+        self._emitted = self._emit()
+        try:
+            made = usual = self._made()
+            if self._arena is not None:
+                made = state.fit(this, made)
+        finally:
+            self._emitted = None
         self._have(made)
         self.untimed = made is not usual and self._shapes != self._timed and self._lacks_times(made)
         schedules = made.schedules
@@ -237,11 +263,12 @@ class Compilation:
         `streams`, of backward, if not 0.
         """
         self._fetched, self._sliced, self._anew = [], None, []  # those of calls that were made before, and did not do
-        forward, backward = self._calls()
-        self.streams, self.open_streams = self._find_streams(backward)
-        remade, absent, again = list[Remade](), set[SyncedMemory](), None
+        emitted = self._emitted or self._emit()
+        forward, backward, again = emitted.forward, emitted.backward, emitted.again
+        self.streams, self.open_streams = emitted.streams
+        remade, absent = list[Remade](), set[SyncedMemory]()
         if self._arena is not None:
-            (forward, backward, remade, absent), again = self._recompute(forward, backward, wanted, held)
+            forward, backward, remade, absent = self._recompute(emitted, wanted, held)
             self._share_buffers(self._arena, first_uses([*forward, *backward]))
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
@@ -262,6 +289,9 @@ class Compilation:
         streams = streams or self.streams
         if streams > 1:
             beside(backward)
+        else:
+            for each in backward:
+                each.stream = 0
         self.brings = self._evicted_now()
         if self.brings:
             forward, backward, remade = self._bring(forward, backward, remade, passing)
@@ -501,28 +531,34 @@ class Compilation:
         divided = (each.pieces for each in (self._parts, self._sliced) if each is not None)
         return [*self._anew, *self._fetched, *chain.from_iterable(divided)]
 
-    def _recompute(
-        self,
-        forward: list[Call],
-        backward: list[Call],
-        wanted: Collection[SyncedMemory] | None = None,
-        held: Collection[SyncedMemory] = (),
-    ) -> tuple[Anew, Again]:
-        """The calls by which less need be kept for backward (`plan`), those arrays made anew that are `wanted`, or the
-        usual ones; and what may be."""
+    def _emit(self) -> _Emitted:
+        """The calls of layers; where arrays take turns, those by which less need be kept for backward (`plan`)."""
+        forward, backward = self._calls()
+        streams = self._find_streams(backward)
+        if self._arena is None:
+            return _Emitted(forward, backward, streams)
         free = self._free({*memories([*forward, *backward])})
         ops = table(self.device.family)
         backward, of_tops = read_tops(forward, backward, free, ops)
         backward, of_pools = shut_in_pools(forward, backward, free, ops)
-        uses = Uses(forward, backward, ops)
-        again = Again(uses, free, ops)
+        again = Again(Uses(forward, backward, ops), free, ops)
+        return _Emitted(forward, backward, streams, [*of_tops, *of_pools], again)
+
+    def _recompute(
+        self, emitted: _Emitted, wanted: Collection[SyncedMemory] | None, held: Collection[SyncedMemory]
+    ) -> Anew:
+        """The calls with those put in by which the arrays that are `wanted`, or the usual ones, are made anew."""
+        again, calls = emitted.again, [*emitted.forward, *emitted.backward]
+        assert again is not None
+        again.held = held
         if wanted is None:
-            anew = run_again(again, usual(uses, free), self._recomputed)
+            anew = run_again(again, usual(again.uses, again.free), self._recomputed)
         else:
-            places = joints(backward, self.device, bool(self._images_last), self._passing([*forward, *backward]))
-            again.held = held
-            anew = run_again(again, wanted, self._made_anew, places)
-        return anew._replace(remade=[*of_tops, *of_pools, *anew.remade]), again
+            if emitted.places is None:
+                last = bool(self._images_last)
+                emitted.places = joints(emitted.backward, self.device, last, self._passing(calls))
+            anew = run_again(again, wanted, self._made_anew, emitted.places)
+        return anew._replace(remade=[*emitted.remade, *anew.remade])
 
     def _recomputed(self, maker: Call, blob: Blob) -> Blob:
         """The array that is made anew like a blob, from a call of forward on."""
