@@ -532,11 +532,15 @@ class Compilation:
         return [*self._anew, *self._fetched, *chain.from_iterable(divided)]
 
     def _emit(self) -> _Emitted:
-        """The calls of layers; where arrays take turns, those by which less need be kept for backward (`plan`)."""
+        """The calls of layers; where arrays take turns, those by which less need be kept for backward."""
         forward, backward = self._calls()
-        streams = self._find_streams(backward)
         if self._arena is None:
-            return _Emitted(forward, backward, streams)
+            return _Emitted(forward, backward, self._find_streams(backward))
+        return self._keep_less(forward, backward)
+
+    def _keep_less(self, forward: list[Call], backward: list[Call]) -> _Emitted:
+        """The calls by which less need be kept for backward (`plan`), and what may be made anew."""
+        streams = self._find_streams(backward)
         free = self._free({*memories([*forward, *backward])})
         ops = table(self.device.family)
         backward, of_tops = read_tops(forward, backward, free, ops)
