@@ -231,6 +231,12 @@ class SyncedMemory:
             return list(self._views.values())
 
     @property
+    def view_count(self) -> int:
+        """How many views are alive."""
+        with self._lock:
+            return len(self._views)
+
+    @property
     def lock(self) -> threading.RLock:
         """Held around every call."""
         return self._lock

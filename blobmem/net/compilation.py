@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -73,6 +74,26 @@ class _Planned(NamedTuple):
     state: dict[str, Any]
 
 
+@dataclasses.dataclass(slots=True)
+class _Emitted:
+    """The calls of a net's layers, before any is chosen to run again.
+
+    Attributes:
+        forward, backward: the calls.
+        streams: `streams` and `open_streams` of a pass of them.
+        remade: what backward fills by other calls than its layers'.
+        again: what may be made anew.
+        places: the positions at which calls may be put into backward, once found.
+    """
+
+    forward: list[Call]
+    backward: list[Call]
+    streams: tuple[int, Any]
+    remade: Sequence[Remade] = ()
+    again: Again | None = None
+    places: list[int] | None = None
+
+
 class Compilation:
     """The schedules of a `Net`, and what they are made of.
 
@@ -115,6 +136,7 @@ class Compilation:
         self._shapes = self._present_shapes()  # those that the layers know
         self._shapes_seen = -1  # `moves` when they were found to be the present ones
         self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
+        self._emitted: dict[Any, _Emitted] | None = None  # while plans are tried
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._images_last: bool | None = None  # how they keep images; decided when the first are made
         self._recent: list[tuple[Schedule, Schedule]] = []  # those for other shapes, the last ones at the end
@@ -206,9 +228,13 @@ class Compilation:
         planned = self._planned_before()
         if planned is not None:
             return planned
-        made = usual = self._made()
-        if self._arena is not None:
-            made = state.fit(this, made)
+        self._emitted = {}
+        try:
+            made = usual = self._made()
+            if self._arena is not None:
+                made = state.fit(this, made)
+        finally:
+            self._emitted = None
         self._have(made)
         self.untimed = made is not usual and self._shapes != self._timed and self._lacks_times(made)
         schedules = made.schedules
@@ -236,14 +262,12 @@ class Compilation:
         `less` says what is made anew, the usual arrays if None; `streams`, of backward, if not 0.
         """
         self._fetched, self._sliced, self._anew = [], None, []  # those of calls that were made before, and did not do
-        forward, backward = self._calls()
-        if less is not None and less.apart:
-            for each in (*forward, *backward):
-                each.together = less.apart.get((each.layer, each.op), 0)
-        self.streams, self.open_streams = self._find_streams(backward)
-        remade, absent, again = list[Remade](), set[SyncedMemory](), None
+        emitted = self._emitted_with(less.apart if less is not None else {})
+        forward, backward, again = emitted.forward, emitted.backward, emitted.again
+        self.streams, self.open_streams = emitted.streams
+        remade, absent = list[Remade](), set[SyncedMemory]()
         if self._arena is not None:
-            (forward, backward, remade, absent), again = self._recompute(forward, backward, less)
+            forward, backward, remade, absent = self._recompute(emitted, less)
             self._share_buffers(self._arena, first_uses([*forward, *backward]))
         if self._images_last is None:
             self._images_last = is_faster([*forward, *backward], self.device)
@@ -264,6 +288,9 @@ class Compilation:
         streams = streams or self.streams
         if streams > 1:
             beside(backward)
+        else:
+            for each in backward:
+                each.stream = 0
         self.brings = self._evicted_now()
         if self.brings:
             forward, backward, remade = self._bring(forward, backward, remade, passing)
@@ -503,27 +530,49 @@ class Compilation:
         divided = (each.pieces for each in (self._parts, self._sliced) if each is not None)
         return [*self._anew, *self._fetched, *chain.from_iterable(divided)]
 
-    def _recompute(
-        self,
-        forward: list[Call],
-        backward: list[Call],
-        less: Less | None = None,
-    ) -> tuple[Anew, Again]:
-        """The calls by which less need be kept for backward (`plan`), the usual arrays made anew if it is not said
-        which; and what may be."""
+    def _emitted_with(self, apart: Mapping[tuple[int, Any], int]) -> _Emitted:
+        """The calls of layers, of which some run apart (`Less`): the same ones for all plans that are tried."""
+        if self._emitted is None:
+            return self._emit(apart)
+        key = frozenset(apart.items())
+        if key not in self._emitted:
+            self._emitted[key] = self._emit(apart)
+        return self._emitted[key]
+
+    def _emit(self, apart: Mapping[tuple[int, Any], int]) -> _Emitted:
+        """The calls of layers; where arrays take turns, those by which less need be kept for backward."""
+        forward, backward = self._calls()
+        if apart:
+            for each in (*forward, *backward):
+                each.together = apart.get((each.layer, each.op), 0)
+        if self._arena is None:
+            return _Emitted(forward, backward, self._find_streams(backward))
+        return self._keep_less(forward, backward)
+
+    def _keep_less(self, forward: list[Call], backward: list[Call]) -> _Emitted:
+        """The calls by which less need be kept for backward (`plan`), and what may be made anew."""
+        streams = self._find_streams(backward)
         free = self._free({*memories([*forward, *backward])})
         ops = table(self.device.family)
         backward, of_tops = read_tops(forward, backward, free, ops)
         backward, of_pools = shut_in_pools(forward, backward, free, ops)
-        uses = Uses(forward, backward, ops)
-        again = Again(uses, free, ops)
+        again = Again(Uses(forward, backward, ops), free, ops)
+        return _Emitted(forward, backward, streams, [*of_tops, *of_pools], again)
+
+    def _recompute(self, emitted: _Emitted, less: Less | None) -> Anew:
+        """The calls with those put in by which arrays are made anew, the usual ones if it is not said which."""
+        again, calls = emitted.again, [*emitted.forward, *emitted.backward]
+        assert again is not None
         if less is None:
-            anew = run_again(again, usual(uses, free), self._recomputed)
+            again.held = ()
+            anew = run_again(again, usual(again.uses, again.free), self._recomputed)
         else:
-            places = joints(backward, self.device, bool(self._images_last), self._passing([*forward, *backward]))
+            if emitted.places is None:
+                last = bool(self._images_last)
+                emitted.places = joints(emitted.backward, self.device, last, self._passing(calls))
             again.held = less.held
-            anew = run_again(again, less.anew, self._made_anew, places, less.rounds)
-        return anew._replace(remade=[*of_tops, *of_pools, *anew.remade]), again
+            anew = run_again(again, less.anew, self._made_anew, emitted.places, less.rounds)
+        return anew._replace(remade=[*emitted.remade, *anew.remade])
 
     def _recomputed(self, maker: Call, blob: Blob) -> Blob:
         """The array that is made anew like a blob, from a call of forward on."""

@@ -102,23 +102,22 @@ def channels_last(calls: Sequence[Call]) -> list[Call]:
     makers = [_rewriting(call) for call in calls]
     given = (operand for call in calls for operand in call.present() if operand.form is not None)
     chosen: set[Place] = {(operand.view.memory, operand.view.offset) for operand in given}
-    waiting = [(call, make) for call, make in zip(calls, makers, strict=True) if make is not None]
-    for call, _ in waiting:
+    waiting = {id(call): _places(call) for call, make in zip(calls, makers, strict=True) if make is not None}
+    for call in calls:
         if call.op in _SEEDS:
-            chosen.update(_places(call))
+            chosen.update(waiting.get(id(call), ()))
     rewritten: set[int] = set()
     found = True
     while found:
         found = False
-        for call, _ in waiting:
-            places = _places(call)
-            if id(call) not in rewritten and not chosen.isdisjoint(places):
-                rewritten.add(id(call))
+        for each, places in waiting.items():
+            if each not in rewritten and not chosen.isdisjoint(places):
+                rewritten.add(each)
                 chosen.update(places)
                 found = True
     users: dict[Place, list[Call]] = {}
-    for call in (call for call, _ in waiting if id(call) in rewritten):
-        for place in _places(call):
+    for call in (call for call in calls if id(call) in rewritten):
+        for place in waiting[id(call)]:
             users.setdefault(place, []).append(call)
     result = [
         make() if make is not None and id(call) in rewritten else call for call, make in zip(calls, makers, strict=True)
@@ -157,8 +156,8 @@ def _positions(call: Call) -> Iterable[int]:
 
 
 def _places(call: Call) -> list[Place]:
-    operands = [call.operands[at] for at in _positions(call)]
-    return [(operand.view.memory, operand.view.offset) for operand in operands if operand is not None]
+    views = [call.operand(at).view for at in _positions(call)]
+    return [(view.memory, view.offset) for view in views]
 
 
 def _rewriting(call: Call) -> Callable[[], Call] | None:

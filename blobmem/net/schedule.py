@@ -774,6 +774,10 @@ class Schedule:
             at = stop
         return units
 
+    def joints(self) -> list[int]:
+        """The positions, from 0 to the end, at which other calls can be put in without parting what may run as one."""
+        return _between(len(self.calls), self._groups)
+
     def lie_in(self, arena: SyncedMemory, nbytes: int, scratch: Mapping[int, SyncedMemory]) -> None:
         """Take so many bytes of an arena for all that lies in its slots; `scratch` has those of units, by start."""
         self._arena = [Need(arena, self.side, nbytes)] if nbytes else []
@@ -973,8 +977,13 @@ def joints(
     """The positions, from 0 to the end, at which others can be put in without parting what would run as one."""
     side = Side.HOST if device.is_host else Side.DEVICE
     _, found = _fusions(list(calls), device, side, images_last, passing)
+    return _between(len(calls), found)
+
+
+def _between(count: int, found: Mapping[int, Group]) -> list[int]:
+    """The positions of so many calls that are not amid a group."""
     inner = {position for at, group in found.items() for position in range(at + 1, group.stop)}
-    return [at for at in range(len(calls) + 1) if at not in inner]
+    return [at for at in range(count + 1) if at not in inner]
 
 
 def first_uses(calls: Iterable[Call]) -> dict[SyncedMemory, bool]:

@@ -234,7 +234,9 @@ def halves(net: Net, used: Container[SyncedMemory], params: bool = False) -> dic
     found: dict[SyncedMemory, Halves] = {}
 
     def add(name: str, view: View, bind: Callable[..., None]) -> None:
-        of_memory = found.setdefault(view.memory, Halves(view.memory))
+        of_memory = found.get(view.memory)
+        if of_memory is None:
+            of_memory = found[view.memory] = Halves(view.memory)
         of_memory.names.append(name)
         of_memory.views.append(view)
         of_memory.binds.append(functools.partial(bind, offset=view.offset))

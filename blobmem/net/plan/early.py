@@ -70,13 +70,14 @@ def update_early(backward: Sequence[Call], updates: Sequence[Call], joints: Sequ
             zeros = call("fill", overwrite_diff(gradient.blob), value=0.0)
             put[joints[bisect_right(joints, begins) - 1]].append(zeros)
     sizes = [gradient.view.nbytes for _, gradient in filled]
-    pending: list[int] = []
+    pending, nbytes, most = list[int](), 0, sum(sizes)
     for at in joints:
         pending += ready[at]
-        due = at * FIRST >= end and sum(sizes[index] for index in pending) * SHARE >= sum(sizes)
+        nbytes += sum(sizes[index] for index in ready[at])
+        due = at * FIRST >= end and nbytes * SHARE >= most
         if at == end or (pending and due):
             put[at] += [updates[index] for index in sorted(pending)]
-            pending = []
+            pending, nbytes = [], 0
     result: list[Call] = []
     for at in range(end + 1):
         for each in put[at]:

@@ -141,7 +141,7 @@ def fitting(net: Net, made: Made, slices: bool) -> Made:
             if best is not None and best[0] <= way * usual_ms:
                 break
             continue
-        for fitted in _evicted(net, way, room):
+        for fitted in _evicted(net, way, room, times):
             if max(fitted.places.layout.nbytes, others) <= room:
                 ms = reckon(fitted.places, times).ms
                 best = min(best or (ms, fitted), (ms, fitted), key=itemgetter(0))
@@ -393,7 +393,7 @@ def _most(needs: Iterable[Need], arena: Container[Any]) -> dict[SyncedMemory, in
     return taken
 
 
-def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
+def _evicted(net: Net, way: _Way, room: int, times: Times) -> Iterator[Made]:
     """The calls with as little evicted as makes them fit into the room by their loads; then with more and more, for the
     gaps in a plan, and at last with all. Each time with what comes back early, and without. If none can fit, the least.
     """
@@ -402,30 +402,30 @@ def _evicted(net: Net, way: _Way, room: int) -> Iterator[Made]:
     for _ in range(TRIES):
         chosen = choose(way.found, way.load, target, way.away or ())
         if floor <= room:
-            yield _without(net, way, chosen, int(EARLY * room))
-        trial = _without(net, way, chosen)
+            yield _without(net, way, chosen, times, int(EARLY * room))
+        trial = _without(net, way, chosen, times)
         yield trial
         if target == floor:
             break
         target = max(floor, target - max(trial.places.layout.nbytes - room, room // 64))
     else:
-        yield _without(net, way, choose(way.found, way.load, floor, way.away or ()))
-    yield _without(net, way, way.found)
+        yield _without(net, way, choose(way.found, way.load, floor, way.away or ()), times)
+    yield _without(net, way, way.found, times)
 
 
-def _without(net: Net, way: _Way, chosen: Sequence[Candidate], room: int = 0) -> Made:
+def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, room: int = 0) -> Made:
     """The calls with these arrays evicted; up to `room` bytes in use, they come back as early as their copies want."""
     made, device = way.made, net.device
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
     early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, room).items()}
-    places = net._joints(made.forward, made.backward, made.passing)
+    places = made.schedules[0].joints(), made.schedules[1].joints()
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
     fetched = [*made.fetched, *found.fetched]
     net._have(dataclasses.replace(made, fetched=fetched))
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     drawn = draft(net, schedules, made.kept)
     if room:
-        drawn = lingering(drawn, Times(device), room)
+        drawn = lingering(drawn, times, room)
     return Made(
         found.forward, found.backward, found.remade, made.kept, made.passing, schedules, made.again, made.absent,
         drawn, found.homes, fetched, travelling(chosen), made.sliced, made.anew,

@@ -84,7 +84,7 @@ def heirs(
         before: dict[SyncedMemory, list[Operand]] = {}  # what had the bytes of what the step makes in place
         for at, each in enumerate(one_by_one):
             born = [operand for operand in each.present() if _is_born(operand, index, begun, uses)]
-            begun.update((operand.view.memory, operand) for operand in each.present())
+            begun.update((operand.memory, operand) for operand in each.present())
             if not born:
                 continue
             later = {*memories(one_by_one[at + 1 :])}
@@ -99,8 +99,8 @@ def heirs(
                         continue
                     olds = [*before.get(memory, ()), old]
                     if _may_lie(new, old, each) and all(_may_lie(new, one, calls[-1]) for one in olds):
-                        found[use.place(old)] = uses[new.view.memory].place(new)
-                        before[new.view.memory] = olds
+                        found[use.place(old)] = uses[new.memory].place(new)
+                        before[new.memory] = olds
                         break
     return found
 
@@ -109,16 +109,16 @@ def _is_born(
     operand: Operand, index: int, begun: Mapping[SyncedMemory, Operand], uses: Mapping[SyncedMemory, Use]
 ) -> bool:
     """Whether the operand is the first use of its memory, which replaces all of it, in step `index`."""
-    memory = operand.view.memory
-    use = uses[memory]
-    if use.pinned or use.first != index or memory in begun:
+    if operand.intent is not Intent.OVERWRITE:
         return False
-    return operand.intent is Intent.OVERWRITE and use.is_all(operand)
+    memory = operand.memory
+    use = uses[memory]
+    return not use.pinned and use.first == index and memory not in begun and use.is_all(operand)
 
 
 def _may_lie(new: Operand, old: Operand, call: Call) -> bool:
     """Whether what `new` is may lie where `old` is while a call runs."""
-    if new.view.memory is old.view.memory or new.blob.dtype != old.blob.dtype or new.form != old.form:
+    if new.memory is old.memory or new.blob.dtype != old.blob.dtype or new.form != old.form:
         return False
     if new.view.nbytes != old.view.nbytes:
         return False
@@ -134,8 +134,8 @@ def _may_lie(new: Operand, old: Operand, call: Call) -> bool:
 
 
 def _positions(call: Call, like: Operand) -> list[int]:
-    memory = like.view.memory
-    return [at for at, each in enumerate(call.operands) if each is not None and each.view.memory is memory]
+    memory = like.memory
+    return [at for at, each in enumerate(call.operands) if each is not None and each.memory is memory]
 
 
 def _form(call: Call, at: int) -> Any:

@@ -10,7 +10,7 @@ from blobmem.memory.extents import ZERO, Extents
 from blobmem.memory.reordered import extent
 from blobmem.net.layouts import reordered_of
 from blobmem.net.plan.heirs import heirs
-from blobmem.ops.call import Call, Operand
+from blobmem.ops.call import Call, Operand, memories
 
 
 class Lifetime(NamedTuple):
@@ -37,11 +37,13 @@ class Lifetimes(NamedTuple):
             that take over each other's bytes are one, with the first one's key.
         pinned: memory -> bytes of it that the pass uses, of arrays whose bytes matter before or after the pass.
         turns: of such a key the arrays' own lifetimes; each begins in the step in which the one before ends.
+        uses: how the pass uses each memory.
     """
 
     arena: list[Lifetime]
     pinned: dict[SyncedMemory, int]
     turns: dict[Hashable, list[Lifetime]]
+    uses: dict[SyncedMemory, Use]
 
 
 def lifetimes(
@@ -69,22 +71,33 @@ def lifetimes(
     if scratch and len(scratch) != len(steps):
         raise ValueError(f"scratch of {len(scratch)} steps is given, for {len(steps)}")
     uses: dict[SyncedMemory, Use] = {}
-    until = until or range(len(steps))
     for index, calls in enumerate(steps):
         for call in calls:
             for operand in _reads_first(call):
-                memory = operand.view.memory
+                memory = operand.memory
                 use = uses.get(memory)
                 if use is None:
                     use = uses[memory] = Use(index, pinned=memory in keep)
-                use.add(operand, index, call.once, until[index])
+                use.add(operand, index, call.once)
+    return lasting(uses, steps, scratch, until or range(len(steps)))
+
+
+def lasting(
+    uses: dict[SyncedMemory, Use], steps: Sequence[Sequence[Call]], scratch: Sequence[int], until: Sequence[int]
+) -> Lifetimes:
+    """`lifetimes` of memories that are used so."""
+    for use in uses.values():
+        use.until = use.last
+    for index, last in enumerate(until):
+        for memory in memories(steps[index]) if last != index else ():
+            uses[memory].until = max(uses[memory].until, last)
     own = {life.key: life for use in uses.values() if not use.pinned for life in use.lifetimes()}
     turns = _turns(own, heirs(steps, uses, until))
     arena = [turn[0]._replace(last=turn[-1].last) for turn in turns]
     arena += [Lifetime(index, nbytes, index, until[index]) for index, nbytes in enumerate(scratch) if nbytes]
     pinned = {place: nbytes for use in uses.values() if use.pinned for place, nbytes in use.places.items()}
     arena.sort(key=lambda life: life.first)
-    return Lifetimes(arena, pinned, {turn[0].key: turn for turn in turns if len(turn) > 1})
+    return Lifetimes(arena, pinned, {turn[0].key: turn for turn in turns if len(turn) > 1}, uses)
 
 
 def _turns(own: Mapping[Hashable, Lifetime], heir: Mapping[Hashable, Hashable]) -> list[list[Lifetime]]:
@@ -100,7 +113,9 @@ def _turns(own: Mapping[Hashable, Lifetime], heir: Mapping[Hashable, Hashable]) 
 
 def _reads_first(call: Call) -> Iterable[Operand]:
     # a call that reads and overwrites one array reads what was there before
-    return sorted(call.present(), key=lambda operand: operand.intent is Intent.OVERWRITE)
+    operands = [operand for operand in call.operands if operand is not None]
+    kept = [operand for operand in operands if operand.intent is not Intent.OVERWRITE]
+    return kept + [operand for operand in operands if operand.intent is Intent.OVERWRITE]
 
 
 class Use:
@@ -112,22 +127,26 @@ class Use:
         places: the memories that its bytes are in (its own, and one for them channels last) -> bytes of each.
     """
 
-    __slots__ = ("first", "last", "pinned", "places", "until", "written")
+    __slots__ = ("_begun", "_written", "first", "last", "pinned", "places", "until")
 
     def __init__(self, first: int, pinned: bool) -> None:
         self.first = self.last = self.until = first
         self.pinned = pinned
         self.places: dict[SyncedMemory, int] = {}
-        self.written = Extents()
+        self._begun = 0  # so many bytes from the start were written; more of them:
+        self._written = Extents()
 
-    def add(self, operand: Operand, index: int, once: bool, until: int) -> None:
+    def add(self, operand: Operand, index: int, once: bool) -> None:
         view = operand.view
         start, stop = view.offset, view.offset + view.nbytes
-        self.last, self.until = index, max(self.until, until)
-        if operand.intent is Intent.OVERWRITE:
-            self.written.put(start, stop, Side.DEVICE)
+        self.last = index
+        if stop <= self._begun:
+            pass
+        elif operand.intent is not Intent.OVERWRITE:
+            self.pinned |= any(bits == ZERO for _, _, bits in self._written.runs(start, stop))
         else:
-            self.pinned |= any(bits == ZERO for _, _, bits in self.written.runs(start, stop))
+            self._written.put(start, stop, Side.DEVICE)
+            self._begun = stop if start <= self._begun else self._begun
         self.pinned |= once and operand.intent is not Intent.READ
         # what is channels last lies in an array of its own; the truth may go to and fro between the two
         place, end = self.place(operand), stop if operand.form is None else extent(view, operand.intent)
@@ -136,12 +155,13 @@ class Use:
     @staticmethod
     def place(operand: Operand) -> SyncedMemory:
         """The memory that the operand's bytes are in."""
-        memory = operand.view.memory
+        memory = operand.memory
         return memory if operand.form is None else reordered_of(memory).array
 
     def is_all(self, operand: Operand) -> bool:
         """Whether the operand is all that the pass uses of its place."""
-        return operand.view.offset == 0 and operand.view.nbytes == self.places[self.place(operand)]
+        view = operand.view
+        return view.offset == 0 and view.nbytes == self.places[self.place(operand)]
 
     def lifetimes(self) -> Iterable[Lifetime]:
         return (Lifetime(place, nbytes, self.first, self.until) for place, nbytes in self.places.items())

@@ -20,7 +20,7 @@ from blobmem.memory.reordered import Reordered
 from blobmem.memory.slot import Slot
 from blobmem.net.layouts import turn
 from blobmem.net.plan.arena import Layout, layout
-from blobmem.net.plan.liveness import Lifetime, Lifetimes, lifetimes
+from blobmem.net.plan.liveness import Lifetime, Lifetimes, lasting, lifetimes
 from blobmem.net.plan.streams import kept_until
 from blobmem.net.plan.uses import Remade
 from blobmem.net.sharing import Bind, Halves, Spent, halves
@@ -133,7 +133,7 @@ class Draft:
     def lasting(self, until: Sequence[int]) -> Draft:
         """The same, where what each step uses counts as used up to another one."""
         steps = [*chain.from_iterable(self.units)]
-        lives = lifetimes([step.calls for step in steps], [step.scratch for step in steps], self.pinned, until)
+        lives = lasting(self.lives.uses, [step.calls for step in steps], [step.scratch for step in steps], until)
         return dataclasses.replace(self, lives=lives, until=until)
 
     def places(self) -> Places:
@@ -161,7 +161,7 @@ def drafted(net: Net, units: list[list[Unit]], keep: Iterable[SyncedMemory]) -> 
     calls, scratch = [step.calls for step in steps], [step.scratch for step in steps]
     lives = lifetimes(calls, scratch, pinned)
     if any(step.lane for step in steps):
-        lives = lifetimes(calls, scratch, pinned, kept_until(steps, lives))
+        lives = lasting(lives.uses, calls, scratch, kept_until(steps, lives))
     return Draft(units, used, lying, lives, pinned)
 
 
@@ -419,4 +419,4 @@ def _bound(schedules: Iterable[Schedule]) -> Iterator[SyncedMemory]:
 
 def unseen(lying: Mapping[SyncedMemory, Halves]) -> set[SyncedMemory]:
     """The memories of which nobody but the net's own blobs has views."""
-    return {memory for memory, own in lying.items() if {*map(id, memory.views())} <= {*map(id, own.views)}}
+    return {memory for memory, own in lying.items() if memory.view_count == len({*map(id, own.views)})}

@@ -50,12 +50,19 @@ def key_of(call: Call, device: Any) -> Key:
         for length in shape:
             size *= length
         nbytes += size
-        math = dtype.name if is_half(dtype) else math
-        arrays.append((shape[1:], dtype.name, operand.form is not None))
+        name, half = _named(dtype)
+        math = name if half else math
+        arrays.append((shape[1:], name, operand.form is not None))
     names = (name for name, value in call.attributes.items() if name == "layout" or _matters(value))
     attributes = tuple((name, call.attributes[name]) for name in sorted(names))
     exact = getattr(device, "deterministic", False) and "conv_" in str(call.op)
     return Key(_kind(str(call.op), tuple(arrays), attributes, exact), nbytes, math)
+
+
+@functools.cache
+def _named(dtype: Any) -> tuple[str, bool]:
+    """A dtype's name, and whether it is a half: NumPy takes long to say."""
+    return dtype.name, is_half(dtype)
 
 
 def _matters(value: Any) -> bool:

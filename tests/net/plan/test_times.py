@@ -35,7 +35,7 @@ def draft_of(calls, places):
     """A draft of a pass of these calls; `places` has for arrays their first and last call and their offset."""
     arena = [Lifetime(blob.data_view.memory, KIB, first, last) for blob, first, last, _ in places]
     units = [Unit(at, at + 1, [each], 0, False) for at, each in enumerate(calls)]
-    drawn = Draft([units], {}, {}, Lifetimes(arena, {}, {}))
+    drawn = Draft([units], {}, {}, Lifetimes(arena, {}, {}, {}))
     drawn.layout = Layout([at for *_, at in places], 3 * KIB)
     return drawn
 
