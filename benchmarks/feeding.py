@@ -6,6 +6,9 @@
 The databases are made for the purpose in a temporary folder: random bytes, 28x28 for LeNet, 3x256x256 for the others,
 which crop, mirror and subtract the mean as their files say. Both solvers choose their number of streams. Each turn is
 a run of about a second, as what a run costs at its beginning and its end is no part of what feeding costs.
+
+A fed step of LeNet keeps the host at work for two thirds of the time that a GPU takes for it, so that turns are slower
+where the host's cores are, for a while, as those shared with others can be; the groups in the results show that.
 """
 
 from __future__ import annotations

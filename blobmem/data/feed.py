@@ -1,17 +1,19 @@
 """Batches of images, which a CUDA device gets as bytes and transforms itself; others get them ready.
 
-Small batches are made and sent in units of several, so that what each unit costs is shared by the steps that use it.
+Small batches are made and sent in units of several, so that what each unit costs is shared by the steps that use it. A
+device has room for two: the next one is sent while the first is used, which then waits for no copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from blobmem.data.batches import NotBytes
 from blobmem.data.datum import Shape
-from blobmem.data.feed_unit import Ready, Unit
+from blobmem.data.feed_unit import Taken, Unit
 from blobmem.data.prefetch_batch import Batch, LockableBuffer, Spec, places
 from blobmem.data.source import PREFETCH, Batched
 from blobmem.data.transform import Transformer
@@ -20,8 +22,9 @@ from blobmem.layers.base import EXACT, NET
 from blobmem.memory.blob import Blob
 from blobmem.ops.call import Call, call, overwrite, read, write
 
-_UNIT_BYTES = 2**22
-_MOST_TOGETHER = 64  # more batches in a unit save nothing worth having
+_UNIT_BYTES = 2**21
+_MOST_TOGETHER = 32  # more batches in a unit save nothing worth having
+_UNITS = 2  # on a device, where they have several batches
 
 
 class ImageBatches(Batched):
@@ -57,6 +60,7 @@ class ImageBatches(Batched):
         self._specs: list[Spec] = []
         self._places: list[int] = []
         self._unit: Unit | None = None  # on the device, with batches that may be asked for
+        self._following: Unit | None = None  # there, too, in the other place: what is likely to come next
         self._broken: tuple[int, int] | None = None  # position and seed of a unit that cannot be made as a whole
         self._record, self._holds_bytes = record, holds_bytes
         shapes = [(batch, *item), (batch,)][: len(self.param.top)]
@@ -87,7 +91,7 @@ class ImageBatches(Batched):
             return
         self.sends_bytes = wanted
         self.internal.clear()
-        self._unit = self._broken = None
+        self._unit = self._following = self._broken = None
         if wanted:
             self._together = self._most_together()
             self._fit()
@@ -112,7 +116,8 @@ class ImageBatches(Batched):
     def _fit(self) -> None:
         self._specs = self._specs_of(self._together)
         self._places = places(self._specs)
-        self.internal_blob("bytes", (self._places[-1],), np.uint8)
+        units = 1 if self._together == 1 else _UNITS
+        self.internal_blob("bytes", (units * self._places[-1],), np.uint8)
         mean = self.transformer.mean_shape(self._record)
         if mean is not None:
             self.internal_blob("mean", mean, self.context.exact)
@@ -147,27 +152,34 @@ class ImageBatches(Batched):
             overwrite(top[0]),
             overwrite(top[1]) if len(top) > 1 else None,
         ]
-        scale = float(self.transformer.scale)
-        op = "feed_images" if self._together == 1 else "feed_images_of_unit"
-        yield call(op, *operands, take=self._take_bytes, places=tuple(self._places), scale=scale)
+        op, options = "feed_images", dict[str, Any](scale=float(self.transformer.scale), mirror=self.transformer.mirror)
+        if self._together > 1:
+            op, options["together"] = "feed_images_of_unit", self._together
+        yield call(op, *operands, take=self._take_bytes, places=tuple(self._places), **options)
 
     def _write_mean(self, array: np.ndarray) -> None:
         array[...] = self.transformer.mean()
 
-    def _take_bytes(self, device: Device) -> Unit | Ready:
+    def _take_bytes(self, device: Device) -> Taken:
         """The next batch, for the op that feeds."""
-        position, unit = self.position, self._unit
-        if unit is None or not unit.turn_to(position, self.context.state.seed, device):
-            return self._next_unit(device)
+        position, seed, unit = self.position, self.context.state.seed, self._unit
+        if unit is None or (number := unit.find(position, seed, device)) < 0:
+            taken = self._turn(position, seed, device)
+        else:
+            if number == 1:
+                self._batches.make_ahead()
+            wants = self._following is None and 2 * number >= unit.count
+            taken = Taken(unit.place * self._together + number, self._ahead(unit, seed, device) if wants else ())
         self.position = position + self.batch
-        if unit.number == 1:
-            self._batches.make_ahead()
-        return unit
+        return taken
 
-    def _next_unit(self, device: Device) -> Unit | Ready:
-        """The unit that begins with the next batch, locked; where that has no bytes, the batch itself."""
-        self._unit = None
-        position, seed = self.position, self.context.state.seed
+    def _turn(self, position: int, seed: int, device: Device) -> Taken:
+        """Go to another unit: what was sent ahead if the next batch is in it, else a new one, or that batch itself."""
+        left = None if self._unit is None else self._unit.place
+        unit, self._following = self._following, None
+        if unit is not None and (number := unit.find(position, seed, device)) >= 0:
+            self._unit = unit
+            return Taken(unit.place * self._together + number, (), left)
         if not self.varies:
             self._batches.lock(device, self._specs)
         try:
@@ -176,10 +188,24 @@ class ImageBatches(Batched):
             arrays = [np.empty(shape, self.context.exact) for shape in self.top_shapes]
             self.load(position, seed, arrays)
             arrays[0] = arrays[0].astype(self.context.dtype, copy=False)
-            return Ready(self._passed_over, arrays)
+            self._batches.pass_over(position, seed, self._specs, self._broken_end(position, seed))
+            return Taken(-1, ready=arrays)
+        unit = self._unit_of(self._sent, batch, count, device)
+        return Taken(unit.place * self._together, [unit], left)
+
+    def _ahead(self, unit: Unit, seed: int, device: Device) -> list[Unit]:
+        """What follows on a unit, if it is made by now."""
+        if not self._batches.is_made(unit.end, seed):
+            return []
+        batch = self._batches.lend(unit.end, seed, self._specs)
+        return [self._unit_of(self._sent_ahead, batch, self._together, device)]
+
+    def _unit_of(self, sent: Callable[[Unit, Event], None], batch: Batch, count: int, device: Device) -> Unit:
+        """The unit of what was lent, for the place where the present one is not."""
         assert isinstance(batch.buffer, LockableBuffer)
         batch.buffer.lock(device)  # in case that it has grown
-        return Unit(self._sent, batch, self._places[-1], count, self.batch, device)
+        place = 0 if self._unit is None else 1 - self._unit.place
+        return Unit(sent, batch, self._places[-1], place, count, self.batch, device)
 
     def _lend(self, position: int, seed: int) -> tuple[Batch, int]:
         """The unit that begins there, and how many of its batches are in it: 1 where not all can be made."""
@@ -200,13 +226,14 @@ class ImageBatches(Batched):
         return end if self._broken[0] <= position < end else None
 
     def _sent(self, unit: Unit, event: Event) -> None:
-        batch = unit.batch
-        self._batches.take_back(batch, event, self._broken_end(batch.position, batch.seed))
-        self.position += self.batch
+        self._take_back(unit, event)
         if self._together > 1:  # else other nets may use the array, too
             self._unit = unit
 
-    def _passed_over(self) -> None:
-        position, seed = self.position, self.context.state.seed
-        self._batches.pass_over(position, seed, self._specs, self._broken_end(position, seed))
-        self.position += self.batch
+    def _sent_ahead(self, unit: Unit, event: Event) -> None:
+        self._take_back(unit, event)
+        self._following = unit
+
+    def _take_back(self, unit: Unit, event: Event) -> None:
+        batch = unit.batch
+        self._batches.take_back(batch, event, self._broken_end(batch.position, batch.seed))

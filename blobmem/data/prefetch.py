@@ -125,6 +125,10 @@ class Prefetcher:
         """Begin to make what follows on the batch that was taken last: there will be a stream of them."""
         self._line.begin()
 
+    def is_made(self, position: int, seed: int) -> bool:
+        """Whether the batch at `position` is ready, so that lending it takes no time."""
+        return self._line.is_made(position, seed)
+
     def next_shapes(self, position: int, seed: int) -> Sequence[Shape]:
         """The shapes of the batch at `position`, which stays where it is. Raises what `shapes` and `load` raise."""
         if self._shapes is None:

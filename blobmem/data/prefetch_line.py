@@ -141,6 +141,14 @@ class Line:
                 self._changed.wait_for(lambda: not batch.pending or self._stopped)
             return None if batch.pending else batch
 
+    def is_made(self, position: int, seed: int) -> bool:
+        """Whether the next batch is that one, and finished."""
+        with self._changed:
+            batch = self._queue[0] if self._queue else None
+            if batch is None or batch.pending or batch.error is not None:
+                return False
+            return (batch.position, batch.seed) == (position, seed)
+
     def go_on(
         self, batch: Batch | None, position: int, seed: int, wanted: Sequence[Spec], busy: Event | None = None
     ) -> None:

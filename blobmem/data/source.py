@@ -60,10 +60,10 @@ class Batched(Source):
         self._batches = self._prefetcher(self.load, self.shapes)
 
     def _prefetcher(self, load: Load, shapes: Shapes, together: int = 1) -> Prefetcher:
-        """What makes batches ahead, so many of them at once; of such units two are enough."""
+        """What makes batches ahead, so many of them at once; of such units four are enough."""
         known = shapes if self.varies else None
         divisible, name = self.divisible, self.name
-        step, depth = self.batch * together, self._prefetch if together == 1 else min(self._prefetch, 2)
+        step, depth = self.batch * together, self._prefetch if together == 1 else min(self._prefetch, 4)
         return Prefetcher(load, step, depth, shapes=known, divisible=divisible, name=name)
 
     # ---------------------------------------------------------------- for subclasses to write

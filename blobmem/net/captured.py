@@ -170,8 +170,8 @@ class Varied:
                 varied[3] = state
         for step, told, arguments in self._feeding:
             begun = step.launch(fn=step.before)
-            told.again()
-            step.launch(arguments, begun=begun)
+            if told.again(begun):
+                step.launch(arguments, begun=begun)
 
 
 class _Graph(NamedTuple):

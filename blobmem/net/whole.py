@@ -120,8 +120,8 @@ class Whole:
         finally:
             self._device.faults.layer = ""
         landing = self._reader.lend(self._device, self._losses)
-        self._told.again()
-        self._send(self._told, landing)
+        if self._told.again(tuple(landing.addresses)):
+            self._send(self._told, landing)
         self._native.launch()
         self.launches += 1
         statistics = self._device.statistics

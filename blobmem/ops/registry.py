@@ -107,7 +107,8 @@ def op(
     the op then takes a keyword `ws`, a uint8 array of at least that many bytes, aligned to 64, whose contents are
     undefined. With `captures` what the op queues on a device depends on nothing but its arguments. Without, `before`
     may be what it does first, called with the same: told a number that this gave (or -1, of which nothing is to come)
-    as the keyword `begun`, the op only queues kernels, the same in every run. Raises ValueError when the name is taken.
+    as the keyword `begun`, the op only queues kernels, the same in every run, whose arguments follow from that number.
+    Raises ValueError when the name is taken.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:

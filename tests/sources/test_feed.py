@@ -11,6 +11,7 @@ from cuda_devices import EMULATED, GPU
 
 from blobmem import TEST, TRAIN, Net, NetError, build_nets
 from blobmem.data import feed
+from blobmem.data.prefetch_line import Line
 from blobmem.devices import HOST
 from blobmem.errors import OutOfDeviceMemory
 from blobmem.footprint import purposes_of
@@ -26,6 +27,13 @@ def device(request):
     return request.param()
 
 
+@pytest.fixture(autouse=True)
+def waiting(monkeypatch):
+    """What is asked whether it is made is waited for, so that it is always sent at one time."""
+    is_made = Line.is_made
+    monkeypatch.setattr(Line, "is_made", lambda self, *which: bool(self.peek(*which)) and is_made(self, *which))
+
+
 @pytest.fixture(params=[1, 3, 32], autouse=True)
 def together(request, monkeypatch):
     """Batches that are sent at once, where they are small."""
@@ -37,6 +45,11 @@ def packed_bytes(items, values, dtype=np.float32):
     """Of items of so many bytes, as they travel: bytes, cuts and labels."""
     parts = items * values, items * 12, items * np.dtype(dtype).itemsize
     return sum(-(-nbytes // 64) * 64 for nbytes in parts)
+
+
+def held_bytes(items, batches, values):
+    """What a device holds for batches of so many items that are sent so many at once."""
+    return packed_bytes(items, values) if batches == 1 else 2 * packed_bytes(batches * items, values)
 
 
 def text(path, batch=4, transform="", extra="backend: LMDB", top='top: "data" top: "label"', name="images"):
@@ -122,7 +135,7 @@ def test_records_of_different_sizes_in_one_batch(make, device, together):
     plain, made = pair(text(make(items), transform="crop_size: 5 mirror: true mean_value: 10"), device)
     check(plain, made, 9)
     # what travels is what is left of them
-    assert made.internals["images/bytes"].nbytes == packed_bytes(4 * together, 3 * 5 * 5)
+    assert made.internals["images/bytes"].nbytes == held_bytes(4, together, 3 * 5 * 5)
 
 
 def test_a_batch_of_one_takes_the_size_of_each_record(make, device):
@@ -387,7 +400,7 @@ def test_what_is_held_follows_from_a_stated_shape(make, tmp_path, device, togeth
     held = device.statistics.bytes_held
     for _ in range(6):
         made.forward()
-    packed = packed_bytes(4 * together, 2 * 5 * 5)
+    packed = held_bytes(4, together, 2 * 5 * 5)
     assert device.statistics.bytes_held - held == 4 * 2 * 5 * 5 * 4 + 4 * 4 + packed + 2 * 8 * 9 * 4
 
 
@@ -411,10 +424,20 @@ def test_only_bytes_travel(make, device, together, ahead):
     assert change.dtoh_copies == change.allocator_calls == change.memsets == 0
 
 
+def test_a_unit_is_sent_while_the_one_before_is_used(make, device, together):
+    _, made = pair(text(make(make.pictures(20, (3, 8, 8)))), device)
+    before = device.statistics.htod_copies
+    for done in range(4 * together):
+        made.run_forward()
+        units, rest = divmod(done, together)
+        ahead = together > 1 and 2 * rest >= together
+        assert device.statistics.htod_copies - before == units + 1 + ahead
+
+
 def test_units_are_small(make, device, monkeypatch, together):
     monkeypatch.setattr(feed, "_UNIT_BYTES", 2 * packed_bytes(4, 3 * 8 * 8))
     _, made = pair(text(make(make.pictures(20, (3, 8, 8)))), device)
-    assert made.internals["images/bytes"].nbytes == packed_bytes(4 * min(together, 2), 3 * 8 * 8)
+    assert made.internals["images/bytes"].nbytes == held_bytes(4, min(together, 2), 3 * 8 * 8)
     monkeypatch.setattr(feed, "_UNIT_BYTES", 100)
     _, made = pair(text(make(make.pictures(20, (3, 8, 8)), "other")), device)
     assert made.internals["images/bytes"].nbytes == packed_bytes(4, 3 * 8 * 8)

@@ -186,6 +186,7 @@ class EmulatedVaried:
 
     def __init__(self, graph):
         self._graph, self._places, self._next = graph, [], None
+        self._told, self._known = [], {}
 
     def __getattr__(self, name):
         return getattr(self._graph.device, name)
@@ -201,14 +202,22 @@ class EmulatedVaried:
                 return
             self._graph.device.recording = []
             launch(*arguments)
-            (work[self._places[self._next]],) = self._graph.device.recording
+            self._told += self._graph.device.recording
             self._graph.device.recording = None
+            work[self._places[self._next]] = self._told[self._next]
             self._next += 1
 
         return queue
 
-    def again(self):
-        self._next = 0
+    def again(self, key=None):
+        known = self._known.get(key, ())
+        if key is None or len(known) < len(self._places):
+            self._next, self._told = 0, []
+            self._known |= {} if key is None else {key: self._told}
+            return True
+        for place, work in zip(self._places, known, strict=True):
+            self._graph.work[place] = work
+        return False
 
 
 class EmulatedCuda(SimulatedDevice):

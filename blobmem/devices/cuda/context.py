@@ -334,9 +334,14 @@ class Launcher:
         self._extra = words, size
         self._plain = ctypes.addressof(words)
 
-    def pack(self, arguments: Sequence[Any]) -> None:
-        """Put arguments where `parameters` says, until the next launch."""
+    def pack(self, arguments: Sequence[Any]) -> bytes:
+        """Put arguments where `parameters` says, until the next launch; as `put` takes them."""
         self._pack(self._buffer, 0, *self._flat(arguments))
+        return self._buffer.raw
+
+    def put(self, packed: bytes) -> None:
+        """`pack` what that gave before."""
+        self._buffer.raw = packed
 
     def parameters(self, grid: tuple[int, ...], block: int | tuple[int, ...]) -> Any:
         """A launch as a node of a graph has it, with the arguments that were packed last."""

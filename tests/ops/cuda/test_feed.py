@@ -7,9 +7,9 @@ from blobmem.data.prefetch_batch import places
 
 
 class Batch:
-    """Bytes with cuts and labels, of one batch or several; counts how often they were sent."""
+    """Bytes with cuts and labels, of one batch or several, as a unit and as what is taken; counts how often it was sent."""
 
-    ready, number = (), 0
+    ready, number, place, left = (), 0, 0, None
 
     def __init__(self, *arrays):
         self.offsets = places([(array.shape, array.dtype) for array in arrays])
@@ -17,6 +17,10 @@ class Batch:
         for offset, array in zip(self.offsets, arrays, strict=False):
             self.packed[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
         self.events = []
+
+    @property
+    def unsent(self):
+        return [] if self.packed is None else [self]
 
     def sent(self, event):
         self.events.append(event)
@@ -48,7 +52,7 @@ def test_images(cuda, rng, shape, dtype, mean):
     batch = Batch(pixels, cuts, labels)
     nan = np.full(shape, np.nan, dtype), np.full(items, np.nan, dtype)
     scale = float(np.float32(0.017))
-    options = {"take": lambda device: batch, "places": batch.offsets, "scale": scale}
+    options = {"take": lambda device: batch, "places": batch.offsets, "scale": scale, "mirror": True}
     packed = np.zeros_like(batch.packed)
     *_, data, given = cuda.run("feed_images", packed, means, *nan, **options)
     assert np.array_equal(data, reference(pixels, cuts, means, scale, dtype))
@@ -60,30 +64,40 @@ def test_images(cuda, rng, shape, dtype, mean):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("on_device", [False, True])
-def test_each_batch_of_a_unit(cuda, rng, dtype, on_device):
-    count, items, shape = 3, 5, (2, 3, 7)
-    pixels = rng.integers(0, 256, (count, items, *shape), dtype=np.uint8)
-    cuts = rng.integers(0, 2, (count, items, 3)).astype(np.int32)
-    labels = rng.integers(0, 1000, (count, items)).astype(dtype)
+def test_each_batch_of_a_unit(cuda, rng, dtype, on_device, monkeypatch):
+    count, items, shape = (2, 3), 5, (2, 3, 7)
+    pixels = rng.integers(0, 256, (*count, items, *shape), dtype=np.uint8)
+    cuts = rng.integers(0, 2, (*count, items, 3)).astype(np.int32)
+    labels = rng.integers(0, 1000, (*count, items)).astype(dtype)
     mean = rng.normal(100, 20, (2, 4, 8)).astype(dtype)
-    unit = Batch(pixels, cuts, labels)
-    packed = unit.packed if on_device else np.zeros_like(unit.packed)
-    unit.packed = None if on_device else unit.packed
-    for number in (2, 0, 1):
-        unit.number = number
+    units = [Batch(pixels[at], cuts[at], labels[at]) for at in range(2)]
+    units[1].place = 1
+    packed = np.concatenate([unit.packed if on_device else np.zeros_like(unit.packed) for unit in units])
+    link, told = cuda.device.link(), []
+    send, used = link.send, link.used
+    monkeypatch.setattr(link, "send", lambda target, source: told.append(target.address) or send(target, source))
+    monkeypatch.setattr(link, "used", lambda array: told.append(array.address) or used(array))
+    for unit, number in ((1, 2), (0, 0), (1, 1), (0, 2)):
+        batch = units[unit]
+        batch.number, batch.left = 3 * unit + number, None if on_device else 1 - unit
+        batch.packed = None if on_device else batch.packed
         nan = np.full((items, *shape), np.nan, dtype), np.full(items, np.nan, dtype)
-        options = {"take": lambda device: unit, "places": unit.offsets, "scale": 0.5}
-        *_, data, given = cuda.run("feed_images_of_unit", packed, mean, *nan, **options)
-        assert np.array_equal(data, reference(pixels[number], cuts[number], mean, 0.5, dtype))
-        assert np.array_equal(given, labels[number])
-    assert len(unit.events) == (0 if on_device else 3)
+        options = {"take": lambda device, batch=batch: batch, "places": batch.offsets, "scale": 0.5, "mirror": True}
+        *_, data, given = cuda.run("feed_images_of_unit", packed, mean, *nan, together=3, **options)
+        assert np.array_equal(data, reference(pixels[unit, number], cuts[unit, number], mean, 0.5, dtype))
+        assert np.array_equal(given, labels[unit, number])
+        if not on_device:  # what is left is told of first
+            before, now = told[-2:]
+            assert now - before == (2 * unit - 1) * batch.offsets[-1]
+    assert len(told) == sum(len(unit.events) for unit in units) * 2
+    assert [len(unit.events) for unit in units] == ([0, 0] if on_device else [2, 2])
 
 
-@pytest.mark.parametrize("name, offsets", [("feed_images", (0,)), ("feed_images_of_unit", (0, 0, 0))])
-def test_a_batch_that_has_no_bytes_goes_to_the_tops(cuda, rng, name, offsets):
+@pytest.mark.parametrize("name, more", [("feed_images", {}), ("feed_images_of_unit", {"together": 2})])
+def test_a_batch_that_has_no_bytes_goes_to_the_tops(cuda, rng, name, more):
     batch = Batch()
+    batch.number = -1
     batch.packed, batch.ready = None, [rng.normal(size=shape).astype(np.float32) for shape in ((2, 1, 3, 3), (2,))]
     operands = np.zeros(64, np.uint8), None, *map(np.zeros_like, batch.ready)
-    got = cuda.run(name, *operands, take=lambda device: batch, places=offsets, scale=2.0)
+    got = cuda.run(name, *operands, take=lambda device: batch, places=(0, 0, 0), scale=2.0, mirror=False, **more)
     assert all(np.array_equal(a, b) for a, b in zip(got[2:], batch.ready, strict=True))
-    assert batch.events[0].done
