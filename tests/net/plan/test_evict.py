@@ -329,7 +329,7 @@ def test_whoever_looks_between_graphs_finds_what_is_there(last, nothing_anew):
         "reads on the device": lambda blob: bool(blob.gpu_data()),
         "writes on the device": lambda blob: double_on(blob.device, blob),
     }
-    for turn in range(24):
+    for turn in range(15):
         between, after = (rng.choice([*asked]) if turn % 3 else "nothing" for _ in range(2))
         which, traces = rng.sample([*names, "p", "p"], 2), []
         for each in (kept, net):
