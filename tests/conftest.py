@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import tempfile
 
 import pytest
@@ -12,6 +13,13 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
 
 # All processes, and later runs of other checkouts, share what numba makes: each file is named by all that it is made of.
 os.environ.setdefault("NUMBA_CACHE_DIR", f"{tempfile.gettempdir()}/blobmem-kernels-{os.getuid()}")
+
+# Where Python is not to write beside modules, what it makes of them is kept elsewhere: each process of a run, and each
+# that a test starts, would compile all that it imports.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode, sys.pycache_prefix = False, f"{tempfile.gettempdir()}/blobmem-modules-{os.getuid()}"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 from cuda_devices import has_gpu
 

@@ -89,9 +89,6 @@ inline void __trap() { puts("__trap"); abort(); }
 
 // Fibers
 
-#pragma GCC push_options
-#pragma GCC optimize("O2")
-
 // Stacks begin 320 bytes further in each page than the one before: else all of a block would share a few cache lines.
 enum { MOST = 4096, WARP = 32, STACK = (64 << 10) + 320, PAGES = 2 << 20 };
 enum Wait : unsigned char { NEW, RUNS, AT_BLOCK, AT_WARP, DONE };
@@ -139,7 +136,8 @@ static bool next() {
   return false;
 }
 
-static __attribute__((noinline)) void pause_as(Wait wait) {
+// Meanwhile others run, which may write what is shared: the compiler is to know nothing of this (noipa).
+static __attribute__((noipa)) void pause_as(Wait wait) {
   void **mine = &saved[current];
   state[current] = wait;
   counts[wait]++;
@@ -190,7 +188,7 @@ inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
 inline int __all_sync(unsigned m, int p) { return __ballot_sync(m, !p) == 0; }
 
 // Run the threads of a warp until none can go on by itself; false if some wait for the warp, and others for the block.
-static __attribute__((noinline)) bool run_warp(unsigned first) {
+static bool run_warp(unsigned first) {
   do {
     if (counts[AT_WARP] == stop - first) memset(state + first, RUNS, stop - first);
     else for (unsigned t = first; t < stop; t++) if (state[t] == AT_WARP) state[t] = RUNS;
@@ -218,8 +216,6 @@ static bool run_block() {
   }
   return true;
 }
-
-#pragma GCC pop_options
 
 struct Pointer { void *at; template <class A> operator A *() const { return (A *)at; } };
 

@@ -71,10 +71,10 @@ def _library(source, dtype):
     key = source, dtype.char
     if key not in _libraries:
         program = _program(source)
-        # -Og: kernels run as fast as with -O1 and take half the time to compile
+        # -O2: kernels take a quarter less time than with -Og, in every run, and half as much again to compile, in one
         options = [
             "-std=c++17",
-            "-Og",
+            "-O2",
             "-shared",
             "-fPIC",
             "-w",

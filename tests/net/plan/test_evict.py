@@ -150,7 +150,7 @@ def test_the_models_give_the_same_bits_in_less_memory(monkeypatch, name):
     if name not in LONG:
         with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
             trained(param, 1)
-        limits = {max(caught.value.requested, int(needed / times)) for times in (1.5, 2, 4, 8)}
+        limits = {max(caught.value.requested, int(needed / times)) for times in (2, 8)}
     for limit in limits:
         parameters, peak, fetched = trained(param, limit)
         assert peak <= limit < needed and fetched > 0
@@ -329,7 +329,7 @@ def test_whoever_looks_between_graphs_finds_what_is_there(last, nothing_anew):
         "reads on the device": lambda blob: bool(blob.gpu_data()),
         "writes on the device": lambda blob: double_on(blob.device, blob),
     }
-    for turn in range(24):
+    for turn in range(15):
         between, after = (rng.choice([*asked]) if turn % 3 else "nothing" for _ in range(2))
         which, traces = rng.sample([*names, "p", "p"], 2), []
         for each in (kept, net):

@@ -216,7 +216,7 @@ def test_what_was_made_otherwise_since_is_an_error(device, name):
 WAYS = ["forward", "start", "between", "backward", "down from", "down to"]
 
 
-@pytest.mark.parametrize("name, seed", [*itertools.product(PARTS, range(4))])
+@pytest.mark.parametrize("name, seed", [*itertools.product(PARTS, range(3))])
 def test_any_order_of_calls_gives_the_same_numbers_or_an_error(device, name, seed):
     net, kept = (made(PARTS[name], device, memory, keep=["d"]) for memory in ("train", "keep"))
     ask_at_random(seed, net, kept, WAYS)

@@ -116,7 +116,7 @@ def made(monkeypatch, name, phase, device):
         pytest.param(name, phase, updates, id=f"{name}-{which}")
         for name in (*KEPT, *DEEP)
         for phase, updates, which in ((TRAIN, False, "train"), (TRAIN, True, "updates"), (TEST, False, "inference"))
-        if name != "resnet1001" or updates  # the largest, whose updates say as much
+        if name != "resnet1001"  # of which tests/test_footprint.py says it
     ],
 )
 def test_plan_over_lower_bound(monkeypatch, check, largest_load, name, phase, updates):
