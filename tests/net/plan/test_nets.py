@@ -151,7 +151,7 @@ def test_what_is_made_anew_takes_no_more_than_what_is_kept(monkeypatch, largest_
     net.needs()
     forward, backward = net._calls()
     loads, plans = [], []
-    for calls in (backward, net._recompute(net._keep_less(forward, backward), None, ()).backward):
+    for calls in (backward, net._recompute(net._keep_less(forward, backward), None).backward):
         lives = lifetimes([[each] for each in (*forward, *calls)], keep=net.read_after()).arena
         loads.append(largest_load(lives))
         plans.append(layout(lives).nbytes)

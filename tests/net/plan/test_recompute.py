@@ -419,7 +419,7 @@ def test_what_saves_most_is_made_anew_up_to_a_share_of_what_the_pass_moves(monke
         monkeypatch.setattr(RECOMPUTE, "SHARE", share)
         net = made(text, SimulatedDevice(), "train")
         net.needs(backward=True)
-        anew = net._recompute(net._keep_less(*net._calls()), None, ()).backward
+        anew = net._recompute(net._keep_less(*net._calls()), None).backward
         more = sum(operand.view.nbytes for each in anew for operand in each.present())
         more -= sum(operand.view.nbytes for each in backward for operand in each.present())
         counts.append(len(remade(net)))
