@@ -41,17 +41,17 @@ class Choosing:
         self.rounds = rounds
         patch.setattr(Compilation, "_recompute", lambda net, *calls: self(net, *calls))
 
-    def __call__(self, net, forward, backward, less=None):
+    def __call__(self, net, emitted, less):
         if net.memory == "keep" or less is not None:
-            return self.recompute(net, forward, backward, less)
-        _, again = self.recompute(net, forward, backward, Less())
+            return self.recompute(net, emitted, less)
+        again = emitted.again
         wanted = [memory for memory in again.offers if self.random.random() < self.part]
         self.again.append([memory.name for memory in wanted])
         held = [memory for memory in again.bridges() if self.random.random() < self.part]
         less = Less(wanted, held)
         if self.rounds:
             less = Less((), held, rounds_at_random(self.random, again, [*wanted, *held]))
-        return self.recompute(net, forward, backward, less)
+        return self.recompute(net, emitted, less)
 
 
 @pytest.fixture(params=DEVICES)
