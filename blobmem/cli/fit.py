@@ -28,7 +28,8 @@ examples:
   blobmem fit models/caffenet/solver.prototxt --card 16GiB
   blobmem fit models/caffenet/solver.prototxt --card 16GiB --test-batch 50
   blobmem fit models/resnet50/solver.prototxt --card 80GiB --math tf32
-  blobmem fit models/lenet/solver.prototxt --device-memory 64MiB --device simulated
+  blobmem fit models/lenet/solver.prototxt --device-memory 64MiB \\
+      --device simulated
   blobmem fit models/resnet50/solver.prototxt --device-memory 16GiB \\
       --max-slowdown 1.1
 
