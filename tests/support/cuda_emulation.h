@@ -89,6 +89,9 @@ inline void __trap() { puts("__trap"); abort(); }
 
 // Fibers
 
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+
 // Stacks begin 320 bytes further in each page than the one before: else all of a block would share a few cache lines.
 enum { MOST = 4096, WARP = 32, STACK = (64 << 10) + 320, PAGES = 2 << 20 };
 enum Wait : unsigned char { NEW, RUNS, AT_BLOCK, AT_WARP, DONE };
@@ -216,6 +219,8 @@ static bool run_block() {
   }
   return true;
 }
+
+#pragma GCC pop_options
 
 struct Pointer { void *at; template <class A> operator A *() const { return (A *)at; } };
 
