@@ -71,21 +71,22 @@ class Parked(SyncedMemory):
         self._last: Event | None = None  # of the copies, each of which comes after the one before
         self._user: Stream | None = None  # whose graphs may copy them at any later time
 
-    def take(self, view: View, stream: Stream) -> None:
-        """Queue on a stream the copy of a view's bytes to here. DeviceError if it fails; `holds` is then false."""
+    def take(self, view: View, stream: Stream, start: int = 0) -> None:
+        """Queue on a stream the copy of a view's bytes to here, from `start` on. DeviceError if it fails; `holds` is
+        then false."""
         with self._lock:
             self.holds = False
-            array = self._array(view, stream, Intent.OVERWRITE)
+            array = self._array(start, view, stream, Intent.OVERWRITE)
             view.memory.copy_out(view.offset, array, stream, self)
             self._last = stream.record()
             self.epoch += 2
             self.holds = True
 
-    def give(self, view: View, stream: Stream) -> None:
-        """Queue on a stream the copy of what is here to where a view is. DeviceError if it fails."""
+    def give(self, view: View, stream: Stream, start: int = 0) -> None:
+        """Queue on a stream the copy of what is here, from `start` on, to where a view is. DeviceError if it fails."""
         self.refresh()
         with self._lock:
-            view.memory.copy_in(view.offset, self._array(view, stream, Intent.READ), stream, self)
+            view.memory.copy_in(view.offset, self._array(start, view, stream, Intent.READ), stream, self)
             self._last = stream.record()
             self.epoch += 2
 
@@ -126,12 +127,12 @@ class Parked(SyncedMemory):
         """All of them on the host, as uint8, once they were accessed there."""
         return self._host.bytes(0, self.size)
 
-    def _array(self, view: View, stream: Stream, intent: Intent) -> np.ndarray:
-        """The bytes on the host, for a copy on that stream, which comes after the last one."""
-        super().access(Side.HOST, 0, view.nbytes, intent)
+    def _array(self, start: int, view: View, stream: Stream, intent: Intent) -> np.ndarray:
+        """So many bytes as the view has, on the host, for a copy on that stream, which comes after the last one."""
+        super().access(Side.HOST, start, view.nbytes, intent)
         self.block.lock_pages()
         self._follow(stream)
-        return self._host.bytes(0, view.nbytes)
+        return self._host.bytes(start, start + view.nbytes)
 
     def _follow(self, stream: Stream) -> None:
         """Let a stream come after the copies so far."""

@@ -472,40 +472,45 @@ class SyncedMemory:
         self._far.order(start, stop, writes, stream)
         return self._far
 
-    def take(self, view: View, stream: Stream) -> None:
-        """Queue on `stream` the copy of another memory's bytes, on its device, to here, where the host then has them.
+    def take(self, view: View, stream: Stream, start: int = 0) -> None:
+        """Queue on `stream` the copy of another memory's bytes, on its device, to here, from `start` on, where the host
+        then has them.
 
         Whoever uses them here waits for it. DeviceError if it fails.
         """
         with self._lock:
-            view.memory.copy_out(view.offset, self._for_copy(view.nbytes, Intent.OVERWRITE, stream), stream, self)
+            array = self._for_copy(start, view.nbytes, Intent.OVERWRITE, stream)
+            view.memory.copy_out(view.offset, array, stream, self)
             self._copied = stream.record()
             self._begin_write()
 
-    def give(self, view: View, stream: Stream) -> None:
-        """Queue on `stream` the copy of what is here, from the host's side, to another memory's bytes on its device.
+    def give(self, view: View, stream: Stream, start: int = 0) -> None:
+        """Queue on `stream` the copy of what is here from `start` on, from the host's side, to another memory's bytes
+        on its device.
 
         Bytes that are zero are not copied, but zero there, too. DeviceError if it fails.
         """
         with self._lock:
-            if self.is_zero(0, view.nbytes):
+            if self.is_zero(start, view.nbytes):
                 view.memory.clear(view.offset, view.nbytes)
                 return
-            view.memory.copy_in(view.offset, self._for_copy(view.nbytes, _READ, stream), stream, self)
+            array = self._for_copy(start, view.nbytes, _READ, stream)
+            view.memory.copy_in(view.offset, array, stream, self)
             self._copied = stream.record()
             self.epoch += 2
 
-    def _for_copy(self, nbytes: int, intent: Intent, stream: Stream) -> np.ndarray:
-        """The first bytes on the host, for a copy on that stream, which comes after the last one."""
-        bits = self._extents.at(0, nbytes)
-        if self._host.wants_pin(nbytes):
+    def _for_copy(self, start: int, nbytes: int, intent: Intent, stream: Stream) -> np.ndarray:
+        """So many bytes on the host, for a copy on that stream, which comes after the last one."""
+        stop = start + nbytes
+        bits = self._extents.at(start, stop)
+        if self._host.wants_pin(stop):
             self.pin()
         if intent is _READ and bits not in (_HOST, _BOTH):
             self._land()  # what is brought from elsewhere is not queued
-        self._access_host(0, nbytes, intent, bits)
+        self._access_host(start, stop, intent, bits)
         if self._copied is not None:
             stream.wait(self._copied)
-        return self._host.bytes(0, nbytes)
+        return self._host.bytes(start, stop)
 
     def _land(self) -> None:
         """Wait for what `take` and `give` have queued."""

@@ -155,6 +155,7 @@ class Compilation:
         self._anew: list[Blob] = []  # those made anew for want of room
         self._evicted: list[SyncedMemory] = []  # parameters and what a solver keeps, for this net's plan
         self.brings: set[SyncedMemory] = set()
+        self._late = False
         self._loss_scale: Blob | None = None
         self.streams, self.open_streams, self.untimed = 1, None, False
         self._timed: list[tuple[int, ...]] = []  # the shapes for which calls were timed last
@@ -256,10 +257,12 @@ class Compilation:
         self,
         less: Less | None = None,
         streams: int = 0,
+        bring: bool = True,
     ) -> Made:
-        """The schedules, before anything is evicted.
+        """The schedules, before anything but state is evicted.
 
-        `less` says what is made anew, the usual arrays if None; `streams`, of backward, if not 0.
+        `less` says what is made anew, the usual arrays if None; `streams`, of backward, if not 0. What is evicted of
+        state is not brought if not `bring`.
         """
         self._fetched, self._sliced, self._anew = [], None, []  # those of calls that were made before, and did not do
         emitted = self._emitted_with(less.apart if less is not None else {})
@@ -292,28 +295,47 @@ class Compilation:
             for each in backward:
                 each.stream = 0
         self.brings = self._evicted_now()
-        if self.brings:
-            forward, backward, remade = self._bring(forward, backward, remade, passing)
-        schedules = self._had_before(forward, backward) or self._scheduled(forward, backward, passing, streams)
-        return Made(
-            forward, backward, remade, kept, passing, schedules, again, absent, fetched=self._fetched, anew=self._anew
-        )
+        made = Made(forward, backward, remade, kept, passing, again=again, absent=absent, anew=self._anew)
+        if bring:
+            made = self._bring(made)
+            self._fetched = made.fetched
+        calls = made.forward, made.backward
+        made.bound = self._had_before(*calls) or self._scheduled(*calls, passing, streams)
+        return made
 
     def _have(self, made: Made) -> None:
         """Have the arrays that these calls have beside those of layers (`pieces`), and no others."""
         self._fetched, self._sliced, self._anew = made.fetched, made.sliced, made.anew
 
-    def _bring(
-        self, forward: list[Call], backward: list[Call], remade: list[Remade], passing: set[SyncedMemory]
-    ) -> tuple[list[Call], list[Call], list[Remade]]:
-        """The calls with those that bring what they use of evicted memories, and what backward fills."""
-        places = self._joints(forward, backward, passing)
-        both = [
-            state.bring(calls, at, self.device, self.brings)
-            for calls, at in zip((forward, backward), places, strict=True)
-        ]
-        self._fetched = [array for each in both for array in each.arrays]
-        return both[0].calls, both[1].calls, moved(remade, both[0].moved)
+    def _bring(self, made: Made, anywhere: bool = False) -> Made:
+        """The calls with those that bring what they use of evicted memories, and what backward fills; put in where they
+        part none that would run as one, or `anywhere`."""
+        if not self.brings:
+            return made
+        forward, backward, times = made.forward, made.backward, Times(self.device)
+        layers = made.sliced.layers if made.sliced is not None else None
+
+        def places() -> Sequence[Sequence[int]]:
+            if anywhere:
+                return [range(len(calls) + 1) for calls in (forward, backward)]
+            return self._joints(forward, backward, made.passing)
+
+        if self.spreads:
+            backward = state.spread(backward, places()[1], self.brings, times)
+        ahead, back = (
+            state.bring(calls, at, self.device, self.brings, layers)
+            for calls, at in zip((forward, backward), places(), strict=True)
+        )
+        backward = back.calls if self._updates is None else state.join(ahead.calls, back.calls, times)
+        return dataclasses.replace(
+            made, forward=ahead.calls, backward=backward, remade=moved(made.remade, ahead.moved),
+            fetched=[*ahead.arrays, *back.arrays],
+        )  # fmt: skip
+
+    @property
+    def spreads(self) -> bool:
+        """Whether updates of what is evicted are spread over backward (`state.spread`)."""
+        return self._late and self._updates is not None
 
     def _joints(
         self, forward: Sequence[Call], backward: Sequence[Call], passing: set[SyncedMemory]
@@ -337,9 +359,10 @@ class Compilation:
         updates = self.updater()
         return () if updates is None else updates()
 
-    def evict_state(self, memories: Iterable[SyncedMemory]) -> None:
+    def evict_state(self, memories: Iterable[SyncedMemory], late: bool = False) -> None:
         """Let these parameters, their gradients and what a solver keeps, and no others, be evicted for as long as the
-        plan holds that is being made; not those that somebody uses on the device."""
+        plan holds that is being made; not those that somebody uses on the device. `late`: their updates are spread."""
+        self._late = late
         for memory in self._evicted:
             memory.evicted = False
         self._evicted, self._planned = [memory for memory in memories if memory.leave_device()], []

@@ -556,11 +556,11 @@ class Carry(Step):
 
     def needs(self) -> Iterable[Need]:
         yield from super().needs()
-        yield Need(self.attributes["home"], Side.HOST, self.call.operand(0).view.nbytes)
+        yield Need(self.attributes["home"], Side.HOST, self.attributes["start"] + self.call.operand(0).view.nbytes)
 
     def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
         home, view, out = self.attributes["home"], self.call.operand(0).view, self.call.op == "evict"
-        (home.take if out else home.give)(view, copy_stream(self.device, out))
+        (home.take if out else home.give)(view, copy_stream(self.device, out), self.attributes["start"])
 
 
 def _kind_of(call: Call) -> type[Step]:

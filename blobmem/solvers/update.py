@@ -181,7 +181,7 @@ class Updater:
 
     def _bring(self) -> None:
         """Let what `run` runs bring what is evicted now (`plan.state`)."""
-        evicted = self.net.brings
+        evicted = self.net.brings if not self.net.updates_in_backward else set[SyncedMemory]()
         room = self.net.plan_bytes if evicted else 0
         if (evicted, room) == (self._brought, self._room):
             return
@@ -219,7 +219,10 @@ class Updater:
         param, net = self.param, self.net
         early &= param.iter_size == 1 and param.clip_gradients < 0 and not (param.debug_info or param.snapshot_diff)
         early &= not (net.param.debug_info or net.watches_backward) and self.scaling is None
-        return net.update_in_backward(self._present_calls if early else None)
+        placed = net.update_in_backward(self._present_calls if early else None)
+        if placed and self._brought:
+            self._bring()
+        return placed
 
     def _calls_after(self) -> Sequence[Sequence[Call]]:
         """The calls of each schedule that `run` runs; none if `place` has made updates part of backward."""

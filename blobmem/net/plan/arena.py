@@ -34,8 +34,8 @@ class Layout(NamedTuple):
     nbytes: int
 
 
-def layout(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Layout:
-    """An arena for the arrays, with offsets at multiples of the alignment; as small as is found.
+def layout(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT, enough: int = 0) -> Layout:
+    """An arena for the arrays, with offsets at multiples of the alignment; as small as is found, or of `enough` bytes.
 
     A function of sizes and times alone, the same on every machine; the last few are remembered, for nets that go to
     and fro between batch sizes. ValueError for a size below 0, or a lifetime that ends before it begins.
@@ -49,16 +49,16 @@ def layout(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Layout:
         return Layout(offsets, 0)
     lives = (lifetimes[index] for index in used)
     rectangles = tuple((-(-life.nbytes // alignment), life.first, life.last) for life in lives)
-    for index, offset in zip(used, _remembered(rectangles), strict=True):
+    for index, offset in zip(used, _remembered(rectangles, enough // alignment), strict=True):
         offsets[index] = offset * alignment
     return Layout(offsets, max(offsets[index] + lifetimes[index].nbytes for index in used))
 
 
 @functools.lru_cache(16)
-def _remembered(rectangles: tuple[tuple[int, int, int], ...]) -> list[int]:
+def _remembered(rectangles: tuple[tuple[int, int, int], ...], enough: int) -> list[int]:
     """The offsets of arrays of these sizes, first and last steps, in the unit of the sizes."""
     size, first, last = np.array(rectangles, np.int64).T.copy()
-    offsets: list[int] = _place(first, last, size).tolist()
+    offsets: list[int] = _place(first, last, size, enough).tolist()
     return offsets
 
 
@@ -71,11 +71,12 @@ def largest_load(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> int:
     return int(sums[np.append(times[1:] != times[:-1], True)].max())
 
 
-def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The offsets, in the unit of the sizes."""
+def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -> np.ndarray:
+    """The offsets, in the unit of the sizes; where `enough` will do, others are not looked for once they end by that,
+    nor for so long."""
     from blobmem.net.plan import kernels  # its compiler takes a while to import
 
-    goal, work = largest_load(first, last, size), WORK
+    goal, work = max(largest_load(first, last, size), enough), WORK // (8 if enough else 1)
     best, best_order, offsets = kernels.NO_LIMIT, None, size
     for order in chain(_orders(first, last, size), _orders_of_large(first, last, size)):
         trial = np.empty_like(size)
@@ -83,7 +84,7 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> np.ndarray:
         if total < best:
             best, best_order, offsets = total, order, trial
         work -= done
-        if best == goal or work <= 0:
+        if best <= goal or work <= 0:
             return offsets
     kernels.improve(best_order, first, last, size, offsets, goal, work // 2)
     return offsets

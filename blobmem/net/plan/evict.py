@@ -207,14 +207,15 @@ def lingering(drawn: Draft, times: Times, room: int) -> Draft:
     ms = [0.0 if step.calls[-1].op in COPIES else times.ms(step.calls[-1]) for step in steps]
     begins, done, until = np.cumsum([0.0, *ms]), 0.0, [*range(len(steps))]
     last = {life.key: life.last for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
-    for at, step in enumerate(steps[:turn]):
+    for at, step in enumerate(steps):
         if step.calls[-1].op != "evict":
             continue
+        stop = turn if at < turn else len(steps)
         operand = step.calls[-1].operand(0)
         size = round_up(operand.view.nbytes, ALIGNMENT)
         done = max(done, float(begins[at])) + times.copy_ms(operand.view.nbytes)
         until[at] = last[Use.place(operand)]
-        while until[at] + 1 < turn and begins[until[at] + 1] < done and load[until[at] + 1] + size <= room:
+        while until[at] + 1 < stop and begins[until[at] + 1] < done and load[until[at] + 1] + size <= room:
             until[at] += 1
             load[until[at]] += size
     return drawn.lasting(until)

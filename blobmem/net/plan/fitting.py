@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
+import functools
 import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ from blobmem.net.plan.places import Draft, draft, drafted
 from blobmem.net.plan.recompute import usual as usual_set
 from blobmem.net.plan.rooms import with_room
 from blobmem.net.plan.rounds import walked
-from blobmem.net.plan.slices import Sliced, Slicer, in_the_way
+from blobmem.net.plan.slices import Division, Sliced, Slicer, in_the_way
 from blobmem.net.plan.times import Times, reckon
 from blobmem.net.plan.uses import Remade, Uses
 from blobmem.net.schedule import Need, Schedule, Unit
@@ -47,8 +47,6 @@ from blobmem.ops.registry import table
 
 if TYPE_CHECKING:
     from blobmem.net.net import Net
-
-log = logging.getLogger("blobmem")
 
 PRICES = (0.1, 0.3, 1.0, 9.0)
 """What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
@@ -72,6 +70,12 @@ TRIES = 8
 """How often a plan that came out too large, for the gaps in it, is made again with more evicted."""
 
 
+GOOD = 1.15
+"""How many times as long as the usual calls a plan may be reckoned to take for no other kind of it to be tried."""
+
+SPREAD = 0.9
+"""How much of the room arrays may take where pieces of state come and go all the while."""
+
 EARLY = 0.97
 """How much of the room arrays may take that come back early: there have to be gaps."""
 
@@ -85,7 +89,7 @@ class Made:
         remade: what backward fills by other calls than its layers'.
         kept: memories that somebody reads after the pass.
         passing: memories that nobody reads but these calls.
-        schedules: of forward and backward.
+        bound: the schedules of forward and backward, once they are made.
         again: what could be made anew.
         absent: memories that forward does not write, as they are.
         drawn: their lifetimes, where the net's arrays take turns.
@@ -94,6 +98,8 @@ class Made:
         evicted: bytes that leave the device in a pass, or come back.
         sliced: how a run of layers takes the batch in slices, if one does.
         anew: arrays that are made anew for want of room.
+        state: which parameters and the like are evicted for it.
+        ms: how long it is reckoned to take.
     """
 
     forward: list[Call]
@@ -101,7 +107,7 @@ class Made:
     remade: list[Remade]
     kept: list[SyncedMemory]
     passing: set[SyncedMemory]
-    schedules: tuple[Schedule, Schedule]
+    bound: tuple[Schedule, Schedule] | None = None
     again: Again | None = None
     absent: Collection[SyncedMemory] = ()
     drawn: Draft | None = None
@@ -110,6 +116,14 @@ class Made:
     evicted: int = 0
     sliced: Sliced | None = None
     anew: list[Blob] = dataclasses.field(default_factory=list)
+    state: Sequence[SyncedMemory] = ()
+    ms: float = 0.0
+
+    @property
+    def schedules(self) -> tuple[Schedule, Schedule]:
+        """Of forward and backward, which are made."""
+        assert self.bound is not None
+        return self.bound
 
     @property
     def places(self) -> Draft:
@@ -118,55 +132,45 @@ class Made:
         return self.drawn
 
 
-def fitting(net: Net, made: Made, slices: bool) -> Made:
+def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None = None) -> Made:
     """The calls, drafted; by others, if they need more than the device may hold.
 
     Of all ways that fit, the one that is reckoned to take least time for what it does beside the usual calls; or with
-    `slices` of the batch, which is for where no other way does, the first. Raises OutOfDeviceMemory, naming the least
-    that would do, if none does.
+    `slices` of the batch, of those in which a run of layers takes these, and the first that takes no more than `good`
+    ms. Raises OutOfDeviceMemory, naming the least that would do, if none does.
     """
     made.drawn = draft(net, made.schedules, made.kept)
-    most = net.device.most_bytes
+    most, times = net.device.most_bytes, Times(net.device)
     if most is None or net.forward_only:
         return made
     beside = _beside(net, made)
     room, usual = most - beside, made
     others, who = max(_sharers(net), key=itemgetter(0))
-    if max(made.places.layout.nbytes, others) <= room:
+    if max(made.places.layout.nbytes, others) <= room and slices is None:
+        made.ms = reckon(made.places, times).ms
         return made
-    smallest, best, times = usual, None, Times(net.device)
-    usual_ms = reckon(usual.places, times).ms
-    for way in _in_slices(net, room) if slices else _ways(net, room, times):
+    smallest, best, usual_ms = usual, None, reckon(usual.places, times).ms
+    tight = int((SPREAD if net.spreads else 1.0 if slices is None else EARLY) * room)
+    search = _Slices(net, tight if net.spreads else room, good)
+    for way in _ways(net, tight, times) if slices is None else search.ways(slices):
         if not isinstance(way, _Way):
-            if best is not None and best[0] <= way * usual_ms:
+            if best is not None and best.ms <= way * usual_ms:
                 break
             continue
-        for fitted in _evicted(net, way, room, times):
+        if lowest(way.found, way.load) > max(room, smallest.places.layout.nbytes):
+            continue  # neither fits nor needs less than others
+        for fitted in _evicted(net, way, tight, 0 if slices is None else room, times):
             if max(fitted.places.layout.nbytes, others) <= room:
-                ms = reckon(fitted.places, times).ms
-                best = min(best or (ms, fitted), (ms, fitted), key=itemgetter(0))
+                fitted.ms = reckon(fitted.places, times).ms
+                best = min(best or fitted, fitted, key=attrgetter("ms"))
+                search.best = best.ms
                 break
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
-    if best is None:
-        if others > smallest.places.layout.nbytes:
-            raise _too_little_for(who, others, net, most, beside)
-        raise _too_little(net, smallest, usual, most, beside)
-    ms, fitted = best
-    log.info(
-        "%s has room for %s of the %s that it would take: %d arrays are made anew, %s leave the device or come back in "
-        "a pass, which is reckoned to take %.1f ms",
-        net.identity, readable_bytes(room), readable_bytes(usual.places.layout.nbytes), len(fitted.anew),
-        readable_bytes(fitted.evicted), ms,
-    )  # fmt: skip
-    if fitted.sliced is not None:
-        first, last = (net.layer_names[at] for at in fitted.sliced.layers)
-        log.info(
-            "%s takes layers '%s' to '%s' in %d slices of the batch, for want of memory: its numbers are "
-            "those of the whole batch to rounding", net.identity, first, last, fitted.sliced.number,
-        )  # fmt: skip
-    net._have(fitted)
-    net.streams, net.open_streams = 1, None  # which is not to be tried on two
-    return fitted
+    if best is not None:
+        return best
+    if others > smallest.places.layout.nbytes:
+        raise _too_little_for(who, others, net, most, beside)
+    raise _too_little(net, smallest, usual, most, beside)
 
 
 def _sharers(net: Net) -> Iterator[tuple[int, str]]:
@@ -252,10 +256,10 @@ def _again(net: Net, made: Made) -> Again:
     return Again(uses, free, ops)
 
 
-def _usual_ways(net: Net, again: Again, apart: Apart) -> Iterator[_Way]:
+def _usual_ways(net: Net, again: Again, apart: Apart, bring: bool = True) -> Iterator[_Way]:
     """The usual calls, or with more or nothing made anew, in which anything may be evicted."""
     for share in SHARES:
-        yield _way(net, Less(usual_set(again.uses, again.free, share), apart=apart))
+        yield _way(net, Less(usual_set(again.uses, again.free, share), apart=apart), bring)
 
 
 def _apart(net: Net, room: float) -> tuple[_Way, Apart]:
@@ -276,9 +280,9 @@ def _apart(net: Net, room: float) -> tuple[_Way, Apart]:
         way = _way(net, Less(apart=trial))
 
 
-def _way(net: Net, less: Less) -> _Way:
-    """The calls by which less is in use."""
-    made = net._made(less, 1)  # the copies have streams enough
+def _way(net: Net, less: Less, bring: bool = True) -> _Way:
+    """The calls by which less is in use; without bringing evicted state if not `bring`."""
+    made = net._made(less, 1, bring)  # the copies have streams enough
     made.drawn = draft(net, made.schedules, made.kept)
     return _Way(made, *_candidates(net, made.forward, made.backward, made.places))
 
@@ -296,67 +300,116 @@ def least_loads(net: Net, forward: Sequence[Call], backward: Sequence[Call], dra
     return loads_without(*_candidates(net, forward, backward, drawn))
 
 
-def _in_slices(net: Net, room: int) -> Iterator[_Way | float]:
-    """Ways in which a run of layers next to the fullest moment takes the batch in slices, the fewest first, each of
-    which does.
+class _Slices:
+    """Ways in which a run of layers next to the fullest moment takes the batch in slices.
 
-    Those that are reckoned to fit into the room, without scratch; and if none is, or does, the one that needs least.
+    Args:
+        net: whose calls these are.
+        room: bytes that there are.
+        good: so many ms are good enough.
+
+    Attributes:
+        best: the ms of the best that has been found to fit.
     """
-    ways = _usual_ways(net, _again(net, _way(net, Less()).made), {})
-    made = min(ways, key=lambda way: lowest(way.found, way.load)).made
-    net._have(made)
-    free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
-    slicer = Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
-    tried: list[tuple[int, Sliced]] = []
-    before, layer = math.inf, _fullest(net, made)[1]
-    for count in slicer.counts(layer):
-        for least, found in slicer.runs(layer, count, lambda found: _fullest(net, made, found)):
-            tried.append((least, found))
-            if least - room < ALIGNMENT:  # what lies last need not end where another could begin
-                yield _way_in_slices(net, made, found, room)
-                yield math.inf
-        reached = min((least for least, found in tried if found.number == count), default=math.inf)
-        if reached >= before:
-            break  # smaller slices are no help
-        before = reached
-    if tried:
-        yield _way_in_slices(net, made, min(tried, key=itemgetter(0))[1], room)
+
+    def __init__(self, net: Net, room: int, good: float) -> None:
+        self._net, self._room, self._good, self.best = net, room, good, math.inf
+
+    def ways(self, given: Sequence[Division]) -> Iterator[_Way]:
+        """Those that are `given`; if none is, the fewest slices first, those that are reckoned to fit into the room
+        without scratch, while more take less time, or else the one that needs least."""
+        net = self._net
+        again = _again(net, _way(net, Less()).made)
+        usual = min(_usual_ways(net, again, {}, bring=False), key=lambda way: lowest(way.found, way.load)).made
+        net._have(usual)
+        if given:
+            yield from chain.from_iterable(self._both(usual, division) for division in given)
+            return
+        slicer, layer, tried = self._slicer(usual), _fullest(net, usual)[1], list[tuple[int, Sliced]]()
+        before = math.inf
+        for count in slicer.counts(layer):
+            own, fastest = [*slicer.runs(layer, count, lambda found: _fullest(net, usual, found))], self.best
+            tried += own
+            # what lies last need not end where another could begin
+            runs = [each for each in own if each[0] - self._room < ALIGNMENT]
+            if len(runs) > 1:  # the shortest, and that which needs least
+                runs = [runs[0], min(runs[1:], key=itemgetter(0))]
+            for _, found in runs:
+                yield from self._both(usual, (*found.layers, count))
+            if self.best <= self._good:
+                return
+            reached = min(map(itemgetter(0), own), default=math.inf)
+            if reached >= before or 0.97 * fastest < self.best < math.inf:
+                break  # smaller slices are no help
+            before = reached
+        if tried and self.best == math.inf:
+            yield _way_in_slices(net, usual, min(tried, key=itemgetter(0))[1], self._room)
+
+    def _slicer(self, made: Made) -> Slicer:
+        free, ops = self._net._free({*memories((*made.forward, *made.backward))}), table(self._net.device.family)
+        return Slicer(made.forward, made.backward, made.remade, free, ops, bool(self._net._images_last))
+
+    def _both(self, usual: Made, division: Division) -> Iterator[_Way]:
+        """The usual calls so divided, and with more made anew of what layers beside these make, where that does."""
+        for made in (usual, self._with_anew(*division[:2])):
+            self._net._have(made)
+            found = self._slicer(made).sliced(*division)
+            if found is not None:
+                yield _way_in_slices(self._net, made, found, self._room)
+
+    def _with_anew(self, first: int, last: int) -> Made:
+        """The calls, with what layers other than these make anew where that takes less time than to evict it."""
+        choice, maker = self._choice
+        anew = {memory for memory in choice.anew if not first <= maker[memory] <= last}
+        return _way(self._net, Less(anew, choice.held), bring=False).made
+
+    @functools.cached_property
+    def _choice(self) -> tuple[Choice, dict[SyncedMemory, int]]:
+        """What is made anew of the whole batch where copies are not welcome, and by which layers."""
+        plain = _way(self._net, Less(), bring=False)
+        again = _again(self._net, plain.made)
+        choice = Pass(again, plain.made.places, plain.found, Times(self._net.device)).choose(self._room, 1.0)
+        calls = again.uses.forward
+        return choice, {memory: calls[again.uses.last_write(memory)].layer for memory in choice.anew}
 
 
 def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
-    calls, forward = [*sliced.forward, *sliced.backward], len(sliced.forward)
+    """The calls in slices, with those that bring evicted state."""
+    made = net._bring(_with_slices(made, sliced))
+    net._have(made)
     if hasattr(net.device, "workspace_limit"):
-        load, _ = _reckoned(net, made, sliced)
+        load, forward = _reckoned(net, made), len(made.forward)
         # as much as is left beside arrays for gaps between these
-        calls = with_room(calls, load, (room + int(load.max())) // 2)
-        sliced = sliced._replace(forward=calls[:forward], backward=calls[forward:])
-    net._have(dataclasses.replace(made, sliced=sliced))
-    schedules = net._scheduled(sliced.forward, sliced.backward, made.passing)
-    made = dataclasses.replace(
-        made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, schedules=schedules,
-        drawn=draft(net, schedules, made.kept), sliced=sliced,
-    )  # fmt: skip
+        calls = with_room([*made.forward, *made.backward], load, (room + int(load.max())) // 2)
+        made.forward, made.backward = calls[:forward], calls[forward:]
+    made.bound = net._scheduled(made.forward, made.backward, made.passing)
+    made.drawn = draft(net, made.schedules, made.kept)
     return _Way(made, *_candidates(net, made.forward, made.backward, made.places))
 
 
+def _with_slices(made: Made, sliced: Sliced) -> Made:
+    return dataclasses.replace(
+        made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, sliced=sliced
+    )
+
+
 def _fullest(net: Net, made: Made, sliced: Sliced | None = None) -> tuple[int, int]:
-    """The most bytes in use, scratch apart, with all evicted that can be, and the layer whose call uses them."""
-    load, calls = _reckoned(net, made, sliced)
+    """The most bytes in use, scratch apart, with all evicted that can be, and the layer whose call uses them; with a
+    run of layers in slices, if one is given."""
+    made = net._bring(made if sliced is None else _with_slices(made, sliced), anywhere=True)
+    net._have(made)
+    load = _reckoned(net, made)
     step = int(load.argmax())
-    return int(load[step]), calls[step].layer
+    return int(load[step]), [*made.forward, *made.backward][step].layer
 
 
-def _reckoned(net: Net, made: Made, sliced: Sliced | None) -> tuple[np.ndarray, list[Call]]:
-    """The bytes in use at each call, scratch apart, with all evicted that can be; with a run of layers in slices, if
-    one is given. And the calls one by one, none of them bound to the device: that may choose algorithms.
-    """
-    net._have(dataclasses.replace(made, sliced=sliced))
-    forward, backward = (sliced.forward, sliced.backward) if sliced is not None else (made.forward, made.backward)
+def _reckoned(net: Net, made: Made) -> np.ndarray:
+    """The bytes in use at each call, scratch apart, with all evicted that can be; the calls are taken one by one, none
+    of them bound to the device: that may choose algorithms."""
     ops, last = table(net.device.family), net._images_last
-    passes = [channels_last(calls) if last else calls for calls in (forward, backward)]
+    passes = [channels_last(calls) if last else calls for calls in (made.forward, made.backward)]
     units = [[Unit(at, at + 1, [each], 0, each.op not in ops) for at, each in enumerate(calls)] for calls in passes]
-    drawn = drafted(net, units, made.kept)
-    return least_loads(net, forward, backward, drawn), [*forward, *backward]
+    return least_loads(net, made.forward, made.backward, drafted(net, units, made.kept))
 
 
 def room_of(net: Net, made: Made) -> int:
@@ -393,27 +446,29 @@ def _most(needs: Iterable[Need], arena: Container[Any]) -> dict[SyncedMemory, in
     return taken
 
 
-def _evicted(net: Net, way: _Way, room: int, times: Times) -> Iterator[Made]:
+def _evicted(net: Net, way: _Way, room: int, most: int, times: Times) -> Iterator[Made]:
     """The calls with as little evicted as makes them fit into the room by their loads; then with more and more, for the
     gaps in a plan, and at last with all. Each time with what comes back early, and without. If none can fit, the least.
+    If `most` is not 0, an arena of so many bytes is small enough, but the last is as small as can be.
     """
     floor = lowest(way.found, way.load)
-    target = max(room, floor)
+    target, chosen = max(room, floor), None
     for _ in range(TRIES):
-        chosen = choose(way.found, way.load, target, way.away or ())
-        if floor <= room:
-            yield _without(net, way, chosen, times, int(EARLY * room))
-        trial = _without(net, way, chosen, times)
-        yield trial
+        before, chosen = chosen, choose(way.found, way.load, target, way.away or ())
+        if chosen != before:
+            if floor <= room:
+                yield _without(net, way, chosen, times, most, int(EARLY * room))
+            trial = _without(net, way, chosen, times, most)
+            yield trial
         if target == floor:
             break
         target = max(floor, target - max(trial.places.layout.nbytes - room, room // 64))
     else:
-        yield _without(net, way, choose(way.found, way.load, floor, way.away or ()), times)
-    yield _without(net, way, way.found, times)
+        yield _without(net, way, choose(way.found, way.load, floor, way.away or ()), times, most)
+    yield _without(net, way, way.found, times)  # as small as can be
 
 
-def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, room: int = 0) -> Made:
+def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, most: int = 0, room: int = 0) -> Made:
     """The calls with these arrays evicted; up to `room` bytes in use, they come back as early as their copies want."""
     made, device = way.made, net.device
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
@@ -424,11 +479,12 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, roo
     net._have(dataclasses.replace(made, fetched=fetched))
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     drawn = draft(net, schedules, made.kept)
+    drawn.enough = most
     if room:
         drawn = lingering(drawn, times, room)
-    return Made(
-        found.forward, found.backward, found.remade, made.kept, made.passing, schedules, made.again, made.absent,
-        drawn, found.homes, fetched, travelling(chosen), made.sliced, made.anew,
+    return dataclasses.replace(
+        made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,
+        homes=found.homes, fetched=fetched, evicted=travelling(chosen),
     )  # fmt: skip
 
 

@@ -116,6 +116,7 @@ class Draft:
         lives: from when to when each is in use.
         pinned: memories that stay where they are.
         until: as for `lifetimes`.
+        enough: bytes of an arena that is small enough.
     """
 
     units: list[list[Unit]]
@@ -124,11 +125,12 @@ class Draft:
     lives: Lifetimes
     pinned: Collection[SyncedMemory] = ()
     until: Sequence[int] = ()
+    enough: int = 0
 
     @functools.cached_property
     def layout(self) -> Layout:
         """Where each of `lives.arena` lies, found once somebody asks."""
-        return layout(self.lives.arena)
+        return layout(self.lives.arena, enough=self.enough)
 
     def lasting(self, until: Sequence[int]) -> Draft:
         """The same, where what each step uses counts as used up to another one."""

@@ -22,6 +22,7 @@ from blobmem.net.fusion import UPDATES
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan import parts
 from blobmem.net.plan.parts import Divider, divides, is_of, turned_of
+from blobmem.net.plan.times import COPIES
 from blobmem.net.plan.uses import Remade, moved
 from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, begins_sum, call, like, memories, overwrite, read
@@ -61,6 +62,10 @@ _LOSSES: dict[str, tuple[tuple[int, ...], int]] = {
 """The same, and which operand is the loss, or its gradient: a mean over the batch."""
 
 
+Division = tuple[int, int, int]
+"""The first and the last layer of a run, and into how many slices it divides the batch."""
+
+
 class Sliced(NamedTuple):
     """The calls of a pass, those of a run of layers in slices.
 
@@ -95,7 +100,7 @@ def in_the_way(forward: Sequence[Call], backward: Sequence[Call], layer: int, op
 
 
 def _takes_all(each: Call, ops: Container[str]) -> bool:
-    return not (_may_divide(each, ops) or _stands_aside(each))
+    return not (_may_divide(each, ops) or _stands_aside(each) or each.op in COPIES)
 
 
 def _may_divide(each: Call, ops: Container[str]) -> bool:

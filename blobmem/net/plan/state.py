@@ -13,9 +13,9 @@ import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,12 +28,14 @@ from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
+from blobmem.net.fusion import UPDATES
 from blobmem.net.plan.arena import layout
 from blobmem.net.plan.evict import lingering, loads, with_others
-from blobmem.net.plan.fitting import EARLY, Made, fitting, least_loads, room_of
+from blobmem.net.plan.fitting import EARLY, GOOD, Made, fitting, room_of
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.plan.places import draft
-from blobmem.net.plan.times import COPIES, LINK, Times
+from blobmem.net.plan.slices import Division
+from blobmem.net.plan.times import COPIES, LINK, Times, reckon
 from blobmem.net.plan.uses import moved
 from blobmem.net.schedule import Schedule, Unit
 from blobmem.ops.call import Call, call, like, memories, overwrite, read, redirected
@@ -46,6 +48,15 @@ log = logging.getLogger("blobmem")
 
 FROM = 1 << 12
 """Bytes of an array from which it may be evicted."""
+
+LEVELS = (0.25, 0.5, 0.75, 1.0)
+"""Parts of the bytes of all that may be evicted that are tried."""
+
+LITTLE = 8
+"""Nothing of it is evicted where all is less than such a part of the bytes that are lacking, and others will do."""
+
+PIECE = 16 << 20
+"""Bytes of an array that are updated, and come and go, at a time, where updates wait; of larger ones equal parts."""
 
 QUEUED = 1e-5
 """Seconds that a copy takes beside its bytes."""
@@ -71,17 +82,25 @@ class _While:
 
     Attributes:
         uses: their positions.
+        part: of the memory, that they use.
         before, after: the positions before which it comes, and goes.
         changes: whether any of them writes it.
     """
 
     uses: list[int]
+    part: tuple[int, int] | None
     before: int
     after: int
     changes: bool
 
 
-def bring(calls: Sequence[Call], places: Sequence[int], device: Device, evicted: Container[SyncedMemory]) -> Brought:
+def bring(
+    calls: Sequence[Call],
+    places: Sequence[int],
+    device: Device,
+    evicted: Container[SyncedMemory],
+    together: tuple[int, int] | None = None,
+) -> Brought:
     """The calls, on arrays in which they have what is evicted.
 
     Args:
@@ -89,18 +108,23 @@ def bring(calls: Sequence[Call], places: Sequence[int], device: Device, evicted:
         places: the positions, from 0 to the end, at which others may be put in (`schedule.joints`).
         device: where the arrays are to be.
         evicted: the memories.
+        together: the first and the last of layers whose calls stand together, and use the same arrays, if there are
+            such: those that run in slices.
     """
     coming: dict[int, list[Call]] = defaultdict(list)
     leaving: dict[int, list[Call]] = defaultdict(list)
     given: dict[int, dict[SyncedMemory, Blob]] = defaultdict(dict)
     arrays = []
-    for memory, whiles in _whiles(calls, places, evicted).items():
+    for memory, whiles in _whiles(calls, places, evicted, together).items():
         for each in whiles:
-            source = next(operand for operand in calls[each.uses[0]].present() if operand.memory is memory).blob
-            array = Blob(source.shape, dtype=source.dtype, device=device, name=memory.name)
-            coming[each.before].append(like(calls[each.before], call("fetch", overwrite(array), home=memory)))
+            source = next(operand for operand in calls[each.uses[0]].present() if operand.memory is memory)
+            array = Blob(source.array_shape, dtype=source.blob.dtype, device=device, name=memory.name)
+            start = source.view.offset
+            fetched = call("fetch", overwrite(array), home=memory, start=start)
+            coming[each.before].append(like(calls[each.before], fetched))
             if each.changes:
-                leaving[each.after].append(like(calls[each.after - 1], call("evict", read(array), home=memory)))
+                gone = call("evict", read(array), home=memory, start=start)
+                leaving[each.after].append(like(calls[each.after - 1], gone))
             for at in each.uses:
                 given[at][memory] = array
             arrays.append(array)
@@ -109,11 +133,93 @@ def bring(calls: Sequence[Call], places: Sequence[int], device: Device, evicted:
     return Brought(*with_others(on_arrays, put), arrays)
 
 
+def spread(backward: Sequence[Call], joints: Sequence[int], evicted: Set[SyncedMemory], times: Times) -> list[Call]:
+    """The calls of backward, with updates of what is evicted in pieces, spread over the time that there is after them:
+    so pieces come and go all the while, and take little room.
+
+    Args:
+        backward: the calls.
+        joints: the positions at which calls may be put in (`schedule.joints`).
+        evicted: the memories.
+        times: of calls.
+    """
+    pieces = [
+        (at, piece)
+        for at, each in enumerate(backward)
+        if each.op in UPDATES and not evicted.isdisjoint(memories([each]))
+        for piece in _in_pieces(each, evicted)
+    ]
+    if not pieces:
+        return [*backward]
+    sizes = [sum(each.view.nbytes for each in piece.present() if each.memory in evicted) for _, piece in pieces]
+    begins, put = np.cumsum([0.0, *map(times.ms, backward)]), defaultdict[int, list[Call]](list)
+    begin, done, all_of_it = begins[pieces[0][0]], 0, sum(sizes) + sizes[-1]
+    for (at, piece), size in zip(pieces, sizes, strict=True):
+        done += size
+        wanted = begin + (begins[-1] - begin) * done / all_of_it
+        to = next(to for to in joints if to == len(backward) or (to > at and begins[to] >= wanted))
+        piece.layer = backward[to - 1].layer
+        put[to].append(piece)
+    whole = {at for at, _ in pieces}
+    return [
+        each for at in range(len(backward) + 1) for each in (*put[at], *(() if at in whole else backward[at : at + 1]))
+    ]
+
+
+def _in_pieces(update: Call, evicted: Container[SyncedMemory]) -> list[Call]:
+    """An update as several, of equal parts of its arrays."""
+    largest = max((each for each in update.present() if each.memory in evicted), key=lambda each: each.view.nbytes)
+    rows, nbytes = (largest.blob.shape or (1,))[0], largest.view.nbytes
+    most = nbytes // PIECE if all(operand.blob.shape == largest.blob.shape for operand in update.present()) else 1
+    count = max((n for n in range(1, most + 1) if rows % n == 0 and nbytes % (n * ALIGNMENT) == 0), default=1)
+    return [
+        dataclasses.replace(
+            update,
+            operands=tuple(
+                dataclasses.replace(operand, part=(index, count) if count > 1 else None) for operand in update.present()
+            ),
+        )
+        for index in range(count)
+    ]
+
+
+def join(forward: Sequence[Call], backward: Sequence[Call], times: Times) -> list[Call]:
+    """The calls of backward, on what forward has brought where that has no time to go and come back in between."""
+    clock, last = 0.0, dict[SyncedMemory, float]()  # of arrays, when they are used last
+    brought: dict[Any, Blob] = {}  # by what is in them
+    for each in forward:
+        clock += 0 if each.op in COPIES else times.ms(each)
+        last.update(dict.fromkeys(memories([each]), clock))
+        if each.op == "fetch":
+            brought[_content(each)] = each.operand(0).blob
+        elif each.op == "evict":
+            brought.pop(_content(each), None)
+    result, arrays = list[Call](), dict[SyncedMemory, Blob]()
+    for each in backward:
+        clock += 0 if each.op in COPIES else times.ms(each)
+        array = brought.pop(_content(each), None) if each.op == "fetch" else None
+        if array is not None and clock - last[array.data_view.memory] <= times.copy_ms(array.nbytes):
+            arrays[each.operand(0).memory] = array
+        else:
+            result.append(redirected(each, arrays))
+    return result
+
+
+def _content(copy: Call) -> tuple[Any, ...]:
+    """Which bytes of evicted state a copy is about."""
+    return copy.attributes["home"], copy.attributes["start"], copy.operand(0).view.nbytes
+
+
 def _whiles(
-    calls: Sequence[Call], places: Sequence[int], wanted: Container[SyncedMemory]
+    calls: Sequence[Call],
+    places: Sequence[int],
+    wanted: Container[SyncedMemory],
+    together: tuple[int, int] | None = None,
 ) -> dict[SyncedMemory, list[_While]]:
     """Of each memory that is wanted, when the calls use it."""
     found: dict[SyncedMemory, list[_While]] = {}
+    first, stop = (0, 0) if together is None else (together[0], together[1] + 1)
+    run_of = [first if first <= each.layer < stop else each.layer for each in calls]
     for at, each in enumerate(calls):
         for operand in each.present():
             if operand.memory not in wanted:
@@ -121,11 +227,12 @@ def _whiles(
             before, after = places[bisect_right(places, at) - 1], places[bisect_left(places, at + 1)]
             whiles, changes = found.setdefault(operand.memory, []), operand.intent is not Intent.READ
             last = whiles[-1] if whiles else None
-            if last is not None and (calls[last.uses[-1]].layer == each.layer or before < last.after):
+            same = last is not None and last.part == operand.part
+            if last and same and (run_of[last.uses[-1]] == run_of[at] or before < last.after):
                 last.uses.append(at)
                 last.after, last.changes = after, last.changes or changes
             else:
-                whiles.append(_While([at], before, after, changes))
+                whiles.append(_While([at], operand.part, before, after, changes))
     return found
 
 
@@ -175,75 +282,130 @@ class _Candidate:
     Attributes:
         memory, size: which, and its bytes in an arena.
         seconds: what its copies take in an iteration.
-        times: of each pass (`_passes`), between which of its steps, the last one excluded, it is there then.
     """
 
     memory: SyncedMemory
     size: int
     seconds: float
-    times: list[list[tuple[int, int]]]
 
 
 def fit(net: Net, made: Made) -> Made:
-    """`fitting` of a net's calls; where none of these fits, with as much of its state evicted as it takes.
+    """`fitting` of a net's calls; where none of these fits, or they would take long, with part of its state evicted, or
+    a run of layers in slices of the batch.
 
     Raises OutOfDeviceMemory, naming the least that would do, if not even all of it is enough.
     """
-    made = _fitted(net, made)
+    found = _fitted(net, made)
+    if found is not made:
+        _tell(net, found, made.places.layout.nbytes)
+        net.streams, net.open_streams = 1, None  # which is not to be tried on two
     if net.device.most_bytes is not None and not net.forward_only:
-        net.trim_arena(room_of(net, made))  # a plan with less beside it may have had more
-    return made
+        net.trim_arena(room_of(net, found))  # a plan with less beside it may have had more
+    return found
+
+
+def _tell(net: Net, found: Made, wanted: int) -> None:
+    """Log what is done for want of memory; without a limit the arena would take so many bytes."""
+    log.info(
+        "%s has room for %s of the %s that it would take: %d arrays are made anew, %s leave the device or come back in "
+        "a pass, which is reckoned to take %.1f ms",
+        net.identity, readable_bytes(room_of(net, found)), readable_bytes(wanted), len(found.anew),
+        readable_bytes(found.evicted), found.ms,
+    )  # fmt: skip
+    if found.sliced is not None:
+        first, last = (net.layer_names[at] for at in found.sliced.layers)
+        log.info(
+            "%s takes layers '%s' to '%s' in %d slices of the batch, for want of memory: its numbers are "
+            "those of the whole batch to rounding", net.identity, first, last, found.sliced.number,
+        )  # fmt: skip
+    if found.state:
+        log.info(
+            "%s has %d arrays of its parameters and solver state on the device only while they are used",
+            net.identity, len(found.state),
+        )  # fmt: skip
 
 
 def _fitted(net: Net, made: Made) -> Made:
-    """The calls, by what changes least: bits are the same with any state evicted, but not with slices of the batch."""
+    """Of the calls that fit, those that are reckoned to take least time; where bits matter more than that, slices of
+    the batch are for where nothing else fits."""
+    best = _fits(net, made)
+    if best is made:
+        return made
+    exact = getattr(net.device, "deterministic", True)
     slices = "slices" in net.passes and not net._dynamic
-    found = _fits(net, made, slices=False)
-    if isinstance(found, OutOfDeviceMemory):
-        found = _with_state(net, made, found)
-    if isinstance(found, OutOfDeviceMemory) and slices:
-        other = _fits(net, net._made(), slices=True)
-        found = min(found, other, key=_requested) if isinstance(other, OutOfDeviceMemory) else other
+    candidates, lacking = _candidates(net, made), made.places.layout.nbytes - room_of(net, made)
+    good = GOOD * reckon(made.places, Times(net.device)).ms
+    much = sum(each.size for each in candidates) * LITTLE > lacking
+    levels = [*dict.fromkeys(_first(candidates, part) for part in LEVELS)]
+
+    def tried(
+        best: Made | OutOfDeviceMemory, level: Sequence[_Candidate], late: bool, sliced: bool
+    ) -> Made | OutOfDeviceMemory:
+        net.evict_state([each.memory for each in level], late)
+        found = _in_less(net, good, best if sliced else None)
+        return min(best, found, key=lambda each: _rank(each, good))
+
+    if slices and not exact:
+        best = min(best, _in_less(net, good, best), key=_rank)
+    for sliced in (False, True) if slices else (False,):
+        if isinstance(best, Made) and sliced != (best.sliced is not None):
+            continue  # the other kind is slower, or rounds
+        if sliced and exact:
+            best = tried(best, (), False, sliced)
+        needed = best.requested if isinstance(best, OutOfDeviceMemory) else 0
+        if needed:
+            best = tried(best, levels[-1], False, sliced)  # which needs least
+        for level in levels if isinstance(best, Made) and much else ():
+            if isinstance(best, Made) and best.ms <= good and len(best.state) <= len(level):
+                break
+            if needed - sum(each.size for each in level) <= (net.device.most_bytes or 0):
+                late = tried(best, level, True, sliced)
+                again = needed and level is not levels[-1] and late is best
+                best = tried(best, level, False, sliced) if again else late
     try:
-        if isinstance(found, OutOfDeviceMemory):
-            raise found
-        return found
+        if isinstance(best, OutOfDeviceMemory):
+            net.evict_state(())
+            raise best
+        net.evict_state(best.state)
+        net.brings = {*best.state}
+        return best
     finally:
-        del found  # which would keep itself, by its frames
+        del best  # which would keep itself, if it is an error, by its frames
 
 
-def _fits(net: Net, made: Made, slices: bool) -> Made | OutOfDeviceMemory:
-    """`fitting` of the calls, or what it raises, without the frames: they would keep arrays, and these their bytes."""
+def _in_less(net: Net, good: float, best: Made | OutOfDeviceMemory | None) -> Made | OutOfDeviceMemory:
+    """`_fits` with the state that is evicted now; in slices if there is a best so far: in just such, if that is."""
+    slices: list[Division] | None = None
+    if best is not None:
+        sliced = best.sliced if isinstance(best, Made) else None
+        slices = [] if sliced is None else [(*sliced.layers, sliced.number)]
+    return _fits(net, net._made(streams=1), good, slices)
+
+
+def _fits(
+    net: Net, made: Made, good: float = 0.0, slices: Sequence[Division] | None = None
+) -> Made | OutOfDeviceMemory:
+    """`fitting` of the calls, what it brings in time, or what it raises: without the frames, which would keep arrays,
+    and these their bytes."""
     try:
-        return fitting(net, made, slices)
+        found = fitting(net, made, good, slices)
     except OutOfDeviceMemory as error:
         return error.with_traceback(None)
+    found.state = [*net._evicted]
+    return _sooner(net, found) if found.state else found
 
 
-def _with_state(net: Net, made: Made, least: OutOfDeviceMemory) -> Made | OutOfDeviceMemory:
-    """`_fits` without slices, with as much state evicted as it takes; `least` is what the calls without that need."""
-    passes = _passes(net, made)
-    candidates, lacking, chosen = _candidates(net, made, passes), _lacking(net, least), list[_Candidate]()
-    while True:
-        before, chosen = chosen, _choose(candidates, passes, _Need(passes, chosen).nbytes - lacking)
-        if chosen == before:
-            net.evict_state(())
-            return least
-        net.evict_state([each.memory for each in chosen])
-        fitted = _fits(net, net._made(streams=1), slices=False)
-        if not isinstance(fitted, OutOfDeviceMemory):
-            break
-        least, lacking = min(least, fitted, key=_requested), _lacking(net, fitted)
-    net.streams, net.open_streams = 1, None  # which is not to be tried on two
-    log.info(
-        "%s has %d arrays of its parameters and solver state, %s, on the device only while they are used",
-        net.identity, len(chosen), readable_bytes(sum(each.size for each in chosen)),
-    )  # fmt: skip
-    return _sooner(net, fitted)
+def _rank(found: Made | OutOfDeviceMemory, good: float = 0.0) -> tuple[bool, float, int]:
+    """What is better comes first: what fits, in less time, or with less state evicted; of errors what needs less."""
+    if isinstance(found, Made):
+        return False, max(found.ms, good), len(found.state)
+    return True, found.requested, 0
 
 
-def _requested(error: OutOfDeviceMemory) -> int:
-    return error.requested
+def _first(candidates: Sequence[_Candidate], part: float) -> tuple[_Candidate, ...]:
+    """The first of them that are such a part of all bytes."""
+    sizes = np.cumsum([0, *(each.size for each in candidates)])
+    return tuple(candidates[: int(np.searchsorted(sizes, part * sizes[-1]))])
 
 
 def _sooner(net: Net, made: Made) -> Made:
@@ -256,12 +418,15 @@ def _sooner(net: Net, made: Made) -> Made:
             break
         (forward, position), (backward, _) = _with_moved(made.forward, early), _with_moved(made.backward, in_backward)
         schedules = net._scheduled(forward, backward, made.passing)
-        drawn = lingering(draft(net, schedules, made.kept), times, room)
+        drawn = draft(net, schedules, made.kept)
+        drawn.enough = room if made.sliced is not None else 0
+        drawn = lingering(drawn, times, int(part * room))
         if drawn.layout.nbytes <= room:
-            remade = moved(made.remade, position)
-            return dataclasses.replace(
-                made, forward=forward, backward=backward, remade=remade, schedules=schedules, drawn=drawn
+            remade, ms = moved(made.remade, position), reckon(drawn, times).ms
+            found = dataclasses.replace(
+                made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=drawn, ms=ms
             )
+            return min(made, found, key=_rank)
     return made
 
 
@@ -290,15 +455,15 @@ def _moves(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[in
 
 def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
     """Of each unit that fetches state, the first before which it may: behind its last way out, and in its pass."""
-    result, sent = {}, dict[SyncedMemory, int]()
+    result, sent = {}, dict[Any, int]()
     for at, unit in enumerate(units):
         each = unit.calls[-1]
         if each.op in COPIES and not isinstance(each.attributes["home"], Parked):
-            home = each.attributes["home"]
+            content = _content(each)
             if each.op == "evict":
-                sent[home] = at + 1
+                sent[content] = at + 1
             else:
-                result[at] = max(sent.get(home, 0), turn if at >= turn else 0)
+                result[at] = max(sent.get(content, 0), turn if at >= turn else 0)
     return result
 
 
@@ -310,46 +475,23 @@ def _with_moved(calls: Sequence[Call], moves: Mapping[int, int]) -> tuple[list[C
     return result, [position[at] for at in range(len(calls))]
 
 
-def _lacking(net: Net, error: OutOfDeviceMemory) -> int:
-    """Bytes by which a limit is too small."""
-    assert net.device.most_bytes is not None
-    return error.requested - net.device.most_bytes
-
-
 class _Pass(NamedTuple):
-    """What runs in an arena by itself.
-
-    Attributes:
-        calls: in order.
-        places: the positions at which others may be put in.
-        starts: where each step begins among the calls.
-        load: the least bytes that have to be in use in each step.
-    """
+    """What runs in an arena by itself: calls, and the positions at which others may be put in."""
 
     calls: Sequence[Call]
     places: Sequence[int]
-    starts: Sequence[int]
-    load: np.ndarray
 
 
 def _passes(net: Net, made: Made) -> list[_Pass]:
     """A net's forward and backward pass, what its solver runs after these, and the test nets that share its arena."""
-    both, turn = (made.forward, made.backward), len(made.places.units[0])
-    load = least_loads(net, *both, made.places)
-    own = zip(both, net._joints(*both, made.passing), made.places.units, (load[:turn], load[turn:]), strict=True)
-    found = [_Pass(calls, places, [unit.start for unit in units], load) for calls, places, units, load in own]
-    for after in net.updates_after():
-        found.append(_Pass(after, range(len(after) + 1), range(len(after)), np.zeros(len(after), np.int64)))
-    for other in net.group.members:
-        plan = other.planned() if other.forward_only and other._arena is net._arena else None
-        if plan is not None:
-            forward = other.compiled()[0]
-            starts = [unit.start for unit in forward.units()]
-            found.append(_Pass(forward.calls, range(len(forward.calls) + 1), starts, plan.loads(len(starts))))
-    return found
+    both = made.forward, made.backward
+    found = [_Pass(*each) for each in zip(both, net._joints(*both, made.passing), strict=True)]
+    others = [each for each in net.group.members if each.forward_only and each._arena is net._arena]
+    alone = [*net.updates_after(), *(each.compiled()[0].calls for each in others)]
+    return found + [_Pass(calls, range(len(calls) + 1)) for calls in alone]
 
 
-def _candidates(net: Net, made: Made, passes: Sequence[_Pass]) -> list[_Candidate]:
+def _candidates(net: Net, made: Made) -> list[_Candidate]:
     """What may be evicted, what frees most for the time that its copies take first."""
     params = [blob for blobs in net.params.values() for blob in blobs]
     updates = [*(net._updates or ()), *chain.from_iterable(net.updates_after())]
@@ -358,8 +500,8 @@ def _candidates(net: Net, made: Made, passes: Sequence[_Pass]) -> list[_Candidat
     if net._loss_scale is None:  # else all gradients are looked at together
         sizes.update((blob.diff_view.memory, blob.nbytes) for blob in params if blob.has_diff)
     stays = {*net.read_after(), *(life.key for life in made.places.lives.arena)}
-    ops, found = table(net.device.family), []
-    whiles = [_whiles(each.calls, each.places, sizes) for each in passes]
+    ops, passes, found = table(net.device.family), _passes(net, made), []
+    whiles = [_whiles(*each, sizes) for each in passes]
     for memory, size in sizes.items():
         own = [(each, of_pass.get(memory, ())) for each, of_pass in zip(passes, whiles, strict=True)]
         users = [each.calls[at] for each, of_pass in own for one in of_pass for at in one.uses]
@@ -370,12 +512,8 @@ def _candidates(net: Net, made: Made, passes: Sequence[_Pass]) -> list[_Candidat
         fit = fit and bool(users) and all(_is_usual(user, memory, size, ops) for user in users)
         if size < FROM or memory in stays or not fit:
             continue
-        times = [
-            [(bisect_right(each.starts, one.before) - 1, bisect_left(each.starts, one.after)) for one in of_pass]
-            for each, of_pass in own
-        ]
         copies = sum(1 + one.changes for _, of_pass in own for one in of_pass)
-        found.append(_Candidate(memory, round_up(size, ALIGNMENT), copies * (size / LINK + QUEUED), times))
+        found.append(_Candidate(memory, round_up(size, ALIGNMENT), copies * (size / LINK + QUEUED)))
     return sorted(found, key=lambda each: (each.seconds / each.size, -each.size))
 
 
@@ -385,41 +523,3 @@ def _is_usual(user: Call, memory: SyncedMemory, nbytes: int, ops: Container[str]
         return False
     views = [operand.view for operand in user.present() if operand.memory is memory]
     return all(view.offset == 0 and view.nbytes == nbytes for view in views)
-
-
-class _Need:
-    """Bytes in use in the fullest step with some evicted, beside what stays whatever is."""
-
-    def __init__(self, passes: Sequence[_Pass], chosen: Iterable[_Candidate] = ()) -> None:
-        self._loads, self._freed = [each.load.copy() for each in passes], 0
-        for each in chosen:
-            self.add(each)
-
-    def add(self, each: _Candidate, sign: int = 1) -> None:
-        """Evict one more or, with the other sign, one less."""
-        self._freed += sign * each.size
-        for load, times in zip(self._loads, each.times, strict=True):
-            for first, stop in times:
-                load[first:stop] += sign * each.size
-
-    @property
-    def nbytes(self) -> int:
-        return max(int(load.max(initial=0)) for load in self._loads) - self._freed
-
-
-def _choose(found: Sequence[_Candidate], passes: Sequence[_Pass], most: int) -> list[_Candidate]:
-    """Those with which no more than so many bytes are in use, or as few as can be; none without which that holds."""
-    need, chosen = _Need(passes), list[_Candidate]()
-    for each in found:
-        if need.nbytes <= most:
-            break
-        need.add(each)
-        chosen.append(each)
-    most = max(most, need.nbytes)
-    for each in reversed(chosen.copy()):
-        need.add(each, -1)
-        if need.nbytes <= most:
-            chosen.remove(each)
-        else:
-            need.add(each)
-    return chosen

@@ -178,10 +178,10 @@ def _copies_before(calls: Sequence[Call], drawn: Draft) -> Mapping[int, list[int
     """For calls, by position, the copies that each has to wait for, but for those that its stream has waited for."""
     after: dict[int, list[int]] = defaultdict(list)
     coming: dict[SyncedMemory, int] = {}
-    last: dict[int, int] = {}  # of where arrays are parked: the copy that is under way
+    last: dict[tuple[int, int | None], int] = {}  # of where arrays are parked: the copy that is under way
     for at, call in enumerate(calls):
         if call.op in COPIES:
-            home = id(call.attributes["home"])
+            home = id(call.attributes["home"]), call.attributes.get("start")
             if home in last:
                 after[at].append(last[home])
             last[home] = at

@@ -128,6 +128,12 @@ def test_the_load_is_that_of_a_plain_computation(largest_load, arrays):
     assert reckoned_load(columns[:, 1], columns[:, 2], columns[:, 0]) == largest_load(arrays)
 
 
+def test_an_arena_that_is_small_enough_is_not_made_smaller():
+    arrays = drawn(3, 60, 60, 20, 500)
+    least, most = layout(arrays, 1).nbytes, sum(life.nbytes for life in arrays)
+    assert least < layout(arrays, 1, most).nbytes <= most
+
+
 def test_another_process_finds_the_same():
     """After a search, whose random numbers are its own."""
     code = "import test_arena as t; print(t.layout(t.drawn(3, 60, 60, 20, 500), 1))"

@@ -72,14 +72,22 @@ NETS["images"] = (
     + conv("c3", "p", outputs=16) + layer("Pooling", "q", "c3", "q", POOL) + inner("fc6", "q", 60) + loss("fc6")
 )  # fmt: skip
 
+# of which slices of the batch and evicted state both save much
+NETS["both"] = (
+    DATA.replace("dim: 3", "dim: 4").replace("dim: 6 dim: 5", "dim: 16 dim: 16") + conv("c1", "data", outputs=32)
+    + conv("c2", "c1", outputs=32) + layer("Pooling", "p", "c2", "p", POOL) + inner("fc6", "p", 10) + loss("fc6")
+)  # fmt: skip
 
-def solver(device, net="vgg", kind="SGD", **options):
-    """With a test net, that is run every other iteration."""
+
+def solver(device, net="vgg", kind="SGD", tested=True, **options):
+    """With a test net, that is run every other iteration, or without."""
     param = read_solver(
         'base_lr: 0.01 lr_policy: "step" gamma: 0.5 stepsize: 2 weight_decay: 0.001 random_seed: 1 test_iter: 1 '
         f"test_interval: 2 {KINDS[kind]}"
     )
     param.net_param.CopyFrom(read_net(NETS[net]))
+    for field in () if tested else ("test_iter", "test_interval"):
+        param.ClearField(field)
     each = get_solver(param, device=device, memory="train", **{"share": True, **options})
     each.net.passes -= {"slices"}  # which change bits
     return each
@@ -131,7 +139,7 @@ def test_solvers_train_the_same_in_less_than_their_state(net, kind):
         before = device.statistics.snapshot()
         each.step(4)
         assert device.statistics.peak_bytes <= limit and (device.statistics - before).allocator_calls == 0
-    assert lowest < 0.8 * needed and "fc6/0/history" in found[1] and len(found[0]) > len(found[1])
+    assert lowest < 0.8 * needed and "fc6/0/history" in found[1] and len(found[0]) >= len(found[1])
     assert any(name.endswith("/0") for name in found[0])
     assert any(name.endswith(".diff") for name in found[0]) == (kind in ("two batches", "clipped"))
 
@@ -154,7 +162,7 @@ def test_state_is_evicted_before_the_batch_is_taken_in_slices():
         limits.append(caught.value.requested)
     assert limits[0] < limits[1]
     nets = [built(SimulatedDevice(limit), passes=["slices"]) for limit in limits]
-    assert [net._sliced is not None for net in nets] == [True, False] == [not evicted(net) for net in nets]
+    assert [net._sliced is not None for net in nets] == [True, False] and evicted(nets[1])
 
 
 def test_what_was_tried_without_state_leaves_nothing_behind():
@@ -238,7 +246,7 @@ def test_each_copy_is_made_once():
 def test_state_is_fetched_as_early_as_its_copies_want(monkeypatch):
     """Where there is room for it: then calls run between that and the first that waits for it."""
     limit, early = (least() + unlimited()[0]) // 2, []
-    for link in (1e15, 1e6):
+    for link in (1e15, 1e10):
         monkeypatch.setattr(times, "LINK", link)
         each = solver(SimulatedDevice(limit))
         assert_same(trained(each), unlimited()[1])
@@ -287,6 +295,26 @@ def test_copies_may_be_late(monkeypatch, order, kind, part):
     each = solver(device, kind=kind)
     assert_same(trained(each), trace)
     assert evicted(each.net)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_slices_of_the_batch_with_state_evicted(monkeypatch, order):
+    """Where neither does alone: the same numbers to rounding, never a byte more, whoever is late."""
+    monkeypatch.setattr(schedule.Step, "launch", launch_late)
+
+    def stepped(device):
+        each = solver(device, "both", tested=False)  # a test net has no slices
+        each.net.passes |= {"slices"}
+        return each, trained(each)
+
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        stepped(SimulatedDevice(1))
+    assert caught.value.requested < least("both", tested=False)
+    each, trace = stepped(LateSimulated(order, capacity=caught.value.requested))
+    assert each.net._sliced is not None and "fc6/0" in evicted(each.net)
+    assert each.net.device.statistics.peak_bytes <= caught.value.requested
+    for found, wanted in zip(trace, unlimited("both", tested=False)[1], strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * max(1e-30, np.abs(wanted).max()))
 
 
 @pytest.fixture(params=[pytest.param(EmulatedCuda, marks=needs_compiler, id="emulated"), EXACT_GPU])
@@ -476,7 +504,7 @@ def test_parts_of_passes_give_the_right_numbers_or_none(monkeypatch):
 def test_smaller_and_larger_batches_take_turns(kind):
     """A plan that evicts more has a larger arena than there is room for where less is evicted."""
     traces, counts = [], []
-    limit = 930_000 if kind == "SGD" else 1_000_000
+    limit = 1_050_000 if kind == "SGD" else 1_000_000
     for device in (SimulatedDevice(), SimulatedDevice(limit)):
         each = solver(device, "inputs", kind)
         traces.append([])
