@@ -95,6 +95,11 @@ class CudaDevice(Device):
         return self.context.capability >= (9, 0)
 
     @property
+    def tensor_cores(self) -> bool:
+        """Whether products of float32 may run on tensor cores here, of ten bits of each factor."""
+        return self.math == "tf32" and self.context.capability >= (8, 0)
+
+    @property
     def lost(self) -> bool:
         return self.context.lost
 
