@@ -355,10 +355,6 @@ class CudaDevice(Device):
             for event in (start, stop):
                 check(driver.cuEventDestroy(event), "cuEventDestroy")
 
-    def tickets(self) -> int:
-        """The address of numbers to count by, or 0: see Context."""
-        return self.context.tickets()
-
     def kernel(self, source: str, name: str, dtype: np.dtype) -> Launcher:
         """The kernel of that name in a source, with T = dtype, for this thread."""
         table = self._table()
