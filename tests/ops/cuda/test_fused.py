@@ -75,7 +75,7 @@ def test_shapes_cover_parts():
     assert {plan.width for plan in plans} >= {0, 4, 8}
     assert batch_norm._plan((3211264, 64, 1), np.dtype(np.float32)) == (528, 528, 16, 0)
     assert batch_norm._plan((12544, 2048, 1), np.dtype(np.float32)) == (33, 528, 32, 0)
-    assert batch_norm._plan((6272, 1024, 1), np.dtype(np.float32)) == (12, 384, 8, 16)
+    assert batch_norm._plan((6272, 1024, 1), np.dtype(np.float32)) == (16, 512, 8, 16)
     assert batch_norm._plan((256, 64, 12544), np.dtype(np.float32)) == (32, 2048, 0, 0)
 
 
