@@ -20,8 +20,8 @@ _UP, _DOWN = Kernels("batch_norm"), Kernels("batch_norm_gradient")
 # where channels have no runs:
 _COLUMN_BLOCKS = 528  # what an H200 takes at a time
 _LEAST_ROWS, _MAP_ROWS = 8, 4  # of a thread, at least: of those that sum, and those of a map that joins parts
-_SMALL = 64 << 20  # bytes of an array up to which a launch more is felt: the blocks of the map join the parts
-_MOST_JOINED = 2048  # parts of channels that they do, each for itself
+_SMALL = 64 << 20  # bytes of an array up to which a launch more is felt
+_MOST_JOINED = 256  # parts of channels that blocks of the map join, each for itself, sooner than a launch does
 _FINISH_THREADS, _ABREAST = 512, 8  # of the kernels that join parts: threads, and channels of a block
 
 
@@ -48,10 +48,7 @@ def _plan(shape: channels.Folded, dtype: np.dtype) -> _Plan:
     groups = -(-lots // width)
     each = outer * width // THREADS  # rows of a thread if one block takes all
     parts = max(1, min(_COLUMN_BLOCKS // groups, each // _LEAST_ROWS))
-    most = _MOST_JOINED // (width * pack)
-    if small and groups * most >= _COLUMN_BLOCKS // 4:  # which are blocks enough
-        parts = min(parts, most)
-    joins = small and count % pack == 0 and 1 < parts <= most
+    joins = small and count % pack == 0 and 1 < parts <= _MOST_JOINED // (width * pack)
     chunks = max(1, min(_COLUMN_BLOCKS // groups, each // _MAP_ROWS)) if joins else 0
     return _Plan(parts, parts * groups, width, chunks)
 

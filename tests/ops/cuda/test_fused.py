@@ -75,7 +75,8 @@ def test_shapes_cover_parts():
     assert {plan.width for plan in plans} >= {0, 4, 8}
     assert batch_norm._plan((3211264, 64, 1), np.dtype(np.float32)) == (528, 528, 16, 0)
     assert batch_norm._plan((12544, 2048, 1), np.dtype(np.float32)) == (33, 528, 32, 0)
-    assert batch_norm._plan((6272, 1024, 1), np.dtype(np.float32)) == (16, 512, 8, 16)
+    assert batch_norm._plan((6272, 1024, 1), np.dtype(np.float32)) == (16, 512, 8, 0)
+    assert batch_norm._plan((1568, 512, 1), np.dtype(np.float32)) == (6, 96, 8, 12)
     assert batch_norm._plan((256, 64, 12544), np.dtype(np.float32)) == (32, 2048, 0, 0)
 
 
@@ -426,6 +427,7 @@ def test_same_bits(cuda, rng, shape):
 def test_large_arrays_have_their_parts_joined_by_a_launch(cuda, rng, shape, dtype, monkeypatch):
     """To what the blocks of the map make of them in small ones."""
     monkeypatch.setattr(batch_norm, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(batch_norm, "_MOST_JOINED", 1 << 20)
     monkeypatch.setattr(batch_norm, "_plan", batch_norm._plan.__wrapped__)
     x, dy, one = (normal(rng, dtype, *shape) for _ in range(3))
     given, (gamma, beta) = state(rng, dtype, shape[1]), factors(rng, dtype, shape[1], True)
