@@ -26,7 +26,6 @@ from blobmem import dtypes
 from blobmem.devices import Event, SimulatedDevice
 from blobmem.devices.cuda import sources
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.devices.cuda.context import TICKETS
 from blobmem.devices.cuda.faults import Faults
 from blobmem.ops.cuda import algorithms
 
@@ -238,7 +237,6 @@ class EmulatedCuda(SimulatedDevice):
         self.fault_words[3] = self.fault_flag.ctypes.data
         self.faults = self.make_faults(lambda: None)
         self.launches, self.captured, self._of_thread = [], [], threading.local()
-        self.counters = np.zeros(TICKETS, np.uint32)
         self._scratch = range(0)
         self._link = EmulatedLink(self)
 
@@ -297,9 +295,6 @@ class EmulatedCuda(SimulatedDevice):
             work()
         else:
             self.recording.append(work)
-
-    def tickets(self):
-        return self.counters.ctypes.data
 
     def kernel(self, source, name, dtype):
         signature = sources.signatures(source)[name]

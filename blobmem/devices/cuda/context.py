@@ -25,10 +25,6 @@ from blobmem.errors import DeviceError
 
 LEAST_CAPABILITY = (7, 5)
 
-TICKETS = 1024
-"""Numbers that a stream's kernels have to count by."""
-_STREAMS = 64  # that have some
-
 _contexts: dict[int, Context] = {}
 _lock = threading.RLock()
 
@@ -142,11 +138,6 @@ class Context:
         flag = int(check(driver.cuMemAlloc(8), "cuMemAlloc"))
         words[:] = 0, 0, 0, flag
         address = int(check(driver.cuMemHostGetDevicePointer(pointer, 0), "cuMemHostGetDevicePointer"))
-        nbytes = 4 * TICKETS
-        tickets = int(check(driver.cuMemAlloc(_STREAMS * nbytes), "cuMemAlloc"))
-        check(driver.cuMemsetD8(tickets, 0, _STREAMS * nbytes), "cuMemsetD8")
-        self._tickets: dict[int, int] = {}  # by a stream's handle
-        self._unused_tickets = iter(range(tickets, tickets + _STREAMS * nbytes, nbytes))
         self.faults = Faults(words, address, self.settle, lambda: driver.cuMemsetD8(flag, 0, 8))
         check(driver.cuMemsetD8(flag, 0, 8), "cuMemsetD8")
 
@@ -263,16 +254,6 @@ class Context:
     def queue_on(self, stream: CudaStream) -> None:
         """Let this thread queue work on that one of its streams from now on."""
         self._local.stream = stream
-
-    def tickets(self) -> int:
-        """The address of TICKETS u32 for kernels of this thread's present stream to count by, 0 before each and after.
-
-        It is 0 if more than _STREAMS streams have asked.
-        """
-        handle = self.compute_stream().handle
-        if handle not in self._tickets:
-            self._tickets[handle] = next(self._unused_tickets, 0)
-        return self._tickets[handle]
 
     def function(self, source: str, name: str, dtype: np.dtype) -> Any:
         """The CUfunction of a kernel, compiled and loaded if it was not."""

@@ -95,6 +95,11 @@ class CudaDevice(Device):
         return self.context.capability >= (9, 0)
 
     @property
+    def tensor_cores(self) -> bool:
+        """Whether products of float32 may run on tensor cores here, of ten bits of each factor."""
+        return self.math == "tf32" and self.context.capability >= (8, 0)
+
+    @property
     def lost(self) -> bool:
         return self.context.lost
 
@@ -349,10 +354,6 @@ class CudaDevice(Device):
         finally:
             for event in (start, stop):
                 check(driver.cuEventDestroy(event), "cuEventDestroy")
-
-    def tickets(self) -> int:
-        """The address of numbers to count by, or 0: see Context."""
-        return self.context.tickets()
 
     def kernel(self, source: str, name: str, dtype: np.dtype) -> Launcher:
         """The kernel of that name in a source, with T = dtype, for this thread."""

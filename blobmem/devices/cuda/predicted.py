@@ -31,3 +31,8 @@ class PredictedCuda(SimulatedDevice):
         self.uncertain = False
 
     channels_last = CudaDevice.channels_last
+
+    @property
+    def tensor_cores(self) -> bool:
+        """As a `CudaDevice`'s: on every model of which files are known."""
+        return self.math == "tf32"

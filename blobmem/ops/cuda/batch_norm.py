@@ -7,12 +7,11 @@ memory. Statistics join means and squared distances of parts, in double precisio
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.devices.cuda.context import TICKETS
 from blobmem.dtypes import exact
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import THREADS, Kernels
@@ -20,53 +19,73 @@ from blobmem.ops.cuda.launch import THREADS, Kernels
 _UP, _DOWN = Kernels("batch_norm"), Kernels("batch_norm_gradient")
 # where channels have no runs:
 _COLUMN_BLOCKS = 528  # what an H200 takes at a time
-_LEAST_ROWS = 16  # of a thread
-_SMALL = 64 << 20  # bytes of an array up to which a launch more is felt: the last block to finish joins the parts
+_LEAST_ROWS, _MAP_ROWS = 8, 4  # of a thread, at least: of those that sum, and those of a map that joins parts
+_SMALL = 64 << 20  # bytes of an array up to which a launch more is felt
+_MOST_JOINED = 256  # parts of channels that blocks of the map join, each for itself, sooner than a launch does
 _FINISH_THREADS, _ABREAST = 512, 8  # of the kernels that join parts: threads, and channels of a block
 
 
+class _Plan(NamedTuple):
+    """Parts of a channel, and blocks; lots of channels that a block takes, 0 where channels have runs; and parts of the
+    rows for blocks of the map that join the parts, 0 where that is not up to them."""
+
+    parts: int
+    blocks: int
+    width: int
+    chunks: int
+
+
 @functools.lru_cache(4096)
-def _plan(shape: channels.Folded, dtype: np.dtype) -> tuple[int, int, int, bool]:
-    """(parts of a channel, blocks, lots of channels that a block takes: 0 where channels have runs; whether the last
-    of the blocks that take the same joins their parts)."""
+def _plan(shape: channels.Folded, dtype: np.dtype) -> _Plan:
     outer, count, inner = shape
     if inner > 1 or count == 1:
         parts = channels.splits(shape)
-        return parts, parts * count, 0, False
+        return _Plan(parts, parts * count, 0, 0)
     pack = 16 // dtype.itemsize
     small = outer * count * dtype.itemsize <= _SMALL
-    lots, most = (count // pack, 3 if small else 5) if count % pack == 0 else (count, 5)
-    width = 1 << min(most, (lots - 1).bit_length())
+    lots, widest = (count // pack, 3 if small else 5) if count % pack == 0 else (count, 5)
+    width = 1 << min(widest, (lots - 1).bit_length())
     groups = -(-lots // width)
-    parts = max(1, min(-(-_COLUMN_BLOCKS // groups), outer * width // (THREADS * _LEAST_ROWS)))
-    return parts, parts * groups, width, small and parts > 1 and groups <= TICKETS
+    each = outer * width // THREADS  # rows of a thread if one block takes all
+    parts = max(1, min(_COLUMN_BLOCKS // groups, each // _LEAST_ROWS))
+    joins = small and count % pack == 0 and 1 < parts <= _MOST_JOINED // (width * pack)
+    chunks = max(1, min(_COLUMN_BLOCKS // groups, each // _MAP_ROWS)) if joins else 0
+    return _Plan(parts, parts * groups, width, chunks)
 
 
-def _plan_of(x: Any) -> tuple[int, int, int, bool]:
-    return _plan(x.shape, x.dtype) if x.size else (1, 0, 0, False)
+def _plan_of(x: Any) -> _Plan:
+    return _plan(x.shape, x.dtype) if x.size else _Plan(1, 0, 0, 0)
 
 
 def workspace(x: Any, *_: Any, **attributes: Any) -> int:
     """Four numbers for each channel, and up to three doubles for each of its parts."""
-    parts, count = _plan_of(x)[0], x.shape[1]
+    parts, count = _plan_of(x).parts, x.shape[1]
     return 4 * exact(x.dtype).itemsize * count + (24 * parts * count if parts > 1 else 0)
 
 
+class _Reduced(NamedTuple):
+    """What a map of channels takes: the address of four numbers a channel, or where its blocks join parts, `grid` of
+    them, what they do that with."""
+
+    factors: int
+    grid: int
+    given: tuple[Any, ...]
+
+
 def _reduce(kernels: Kernels, like: CudaArray, name: str, finish: str, large: tuple[Any, ...], small: tuple[Any, ...],
-            ws: CudaArray, *numbers: Any) -> int:  # fmt: skip
-    """Sums by channel of `large` arrays, and what is made of them, four numbers a channel: gives their address."""
+            ws: CudaArray, *numbers: Any) -> _Reduced:  # fmt: skip
+    """Sums by channel of `large` arrays, and what is made of them."""
     outer, count, inner = like.shape
-    parts, blocks, width, joins = _plan_of(like)
-    tickets = like.device.tickets() if joins else None
+    parts, blocks, width, chunks = _plan_of(like)
     factors, sums = ws.address, ws.address + 4 * exact(like.dtype).itemsize * count
     given = *small, sums, factors, outer, count, inner, parts, *numbers
     if width:
-        kernels.run(like, f"{name}_columns", blocks, THREADS, *large, *given, width, tickets)
+        kernels.run(like, f"{name}_columns", blocks, THREADS, *large, *given, width)
     else:
         kernels.run(like, name, blocks, THREADS, *large, *given)
-    if parts > 1 and not tickets:
+    if parts > 1 and not chunks:
         kernels.run(like, finish, -(-count // _ABREAST), _FINISH_THREADS, *given)
-    return factors
+    return _Reduced(factors, blocks // parts * chunks, (chunks, width, *given))
 
 
 def forward(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
@@ -80,8 +99,11 @@ def forward(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray,
     if x.size == 0:
         return
     state = mean, inv_std, running_mean, running_var, factor
-    factors = _statistics(x, state, eps, fraction, ws)
-    _UP.chunks(x, "forward_map", x.size, x, y, xhat, factors, gamma, beta, x.size, x.shape[1], x.shape[2], relu)
+    factors, grid, given = _statistics(x, state, eps, fraction, ws)
+    if grid:
+        _UP.run(x, "forward_map_joined", grid, THREADS, x, y, xhat, gamma, beta, relu, *given)
+    else:
+        _UP.chunks(x, "forward_map", x.size, x, y, xhat, factors, gamma, beta, x.size, x.shape[1], x.shape[2], relu)
 
 
 def forward_sum(x: CudaArray, b: CudaArray, y: CudaArray, xhat: CudaArray | None, state: tuple[CudaArray, ...],
@@ -93,12 +115,16 @@ def forward_sum(x: CudaArray, b: CudaArray, y: CudaArray, xhat: CudaArray | None
     """
     if x.size == 0:
         return
-    factors = _statistics(x, state, eps, fraction, ws)
+    factors, grid, given = _statistics(x, state, eps, fraction, ws)
     shape = x.size, x.shape[1], x.shape[2]
-    _UP.chunks(x, "forward_sum_map", x.size, x, b, y, xhat, factors, gamma, beta, *shape, slope)
+    if grid:
+        _UP.run(x, "forward_sum_map_joined", grid, THREADS, x, b, y, xhat, gamma, beta, slope, *given)
+    else:
+        _UP.chunks(x, "forward_sum_map", x.size, x, b, y, xhat, factors, gamma, beta, *shape, slope)
 
 
-def _statistics(x: CudaArray, state: tuple[CudaArray, ...], eps: float, fraction: float, ws: CudaArray) -> int:
+def _statistics(x: CudaArray, state: tuple[CudaArray, ...], eps: float, fraction: float,
+                ws: CudaArray) -> _Reduced:  # fmt: skip
     return _reduce(_UP, x, "forward_moments", "forward_finish", (x,), state, ws, eps, fraction)
 
 
@@ -135,9 +161,12 @@ def _backward(sums: str, large: tuple[Any, ...], xhat: CudaArray, inv_std: CudaA
                 total.zero()
         return
     small = inv_std, gamma, beta, dgamma, dbeta
-    factors = _reduce(_DOWN, xhat, sums, "backward_finish", large, small, ws, relu, accumulate)
+    factors, grid, given = _reduce(_DOWN, xhat, sums, "backward_finish", large, small, ws, relu, accumulate)
     shape = xhat.size, xhat.shape[1], xhat.shape[2]
-    _DOWN.chunks(xhat, "backward_map", xhat.size, xhat, dy, dx, factors, gamma, beta, *shape, relu)
+    if grid:
+        _DOWN.run(xhat, "backward_map_joined", grid, THREADS, xhat, dy, dx, *given)
+    else:
+        _DOWN.chunks(xhat, "backward_map", xhat.size, xhat, dy, dx, factors, gamma, beta, *shape, relu)
 
 
 def inference(x: CudaArray, y: CudaArray, running_mean: CudaArray | None, running_var: CudaArray, factor: CudaArray,

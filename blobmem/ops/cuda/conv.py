@@ -4,8 +4,9 @@ Operands and keywords as in `blobmem.ops.host.conv`. Which plan runs is found wh
 (`conv_plans`); the transpose's forward pass is a convolution's gradient for the data, and the other way round. With
 `layout="NHWC"`, of two spatial axes only, x, y and their gradients have shapes (images, height, width, channels);
 weights and their gradients stay as the file has them, and are turned over in the workspace where a plan wants that.
-With `layout="NCHW to NHWC"` x, too, is as the file has it, and is turned over in the workspace. Weights that are
-`turned` have (outputs, taps..., channels) in memory already, whatever their shape says.
+With `layout="NCHW to NHWC"` x, too, is as the file has it, and is turned over in the workspace, or read as it is
+(`conv_first`). Weights that are `turned` have (outputs, taps..., channels) in memory already, whatever their shape
+says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.dtypes import is_half
 from blobmem.errors import DeviceError
-from blobmem.ops.cuda import channels
+from blobmem.ops.cuda import channels, conv_first
 from blobmem.ops.cuda.algorithms import Key
 from blobmem.ops.cuda.conv_direct import (
     add,
@@ -79,6 +80,8 @@ def forward_sum_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: Ar
 
 def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turned: bool, room: int | None,
                    window: Window) -> int:  # fmt: skip
+    if direction in _FIRST and _is_first(x, w, window, device):
+        return 0
     x, window, images = _turned_images(x, window)
     wide = _wide(direction, x, w, window, device, room)
     if wide and (nbytes := wide.workspace_bytes(direction, device, room)):
@@ -94,12 +97,28 @@ def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, room: int | None = 
 def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, room: int | None = None,
                    **given: Any) -> int:  # fmt: skip
     """For plans, which cannot add to what is there, dw comes first."""
-    x, window, images = _turned_images(x, _window(**given))
+    window = _window(**given)
+    if _is_first(x, dw, window, device):
+        return conv_first.weights_bytes(x, dw, _most(device, room))
+    x, window, images = _turned_images(x, window)
     wide = _wide("weights", x, dw, window, device, room)
     if wide and (nbytes := wide.workspace_bytes("weights", device, room)):
         return nbytes
     key = within(key_of("weights", device, x, dw, *window), room, device)
     return images + _plan_bytes(key, device, dw, accumulate)
+
+
+_FIRST = frozenset({"forward", "forward+bias", RELU})
+
+
+def _is_first(x: Any, w: Any, window: Window, device: Any) -> bool:
+    """Whether kernels of our own take images as they are to channels last."""
+    return window[-1] == TURNS and conv_first.fits(x, w, window, device)
+
+
+def _most(device: Any, room: int | None) -> int | None:
+    """Bytes of workspace that a call may take."""
+    return min((most for most in (room, device.workspace_limit) if most is not None), default=None)
 
 
 def _turned_images(x: Any, window: Window) -> tuple[Any, Window, int]:
@@ -150,8 +169,10 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
         at, direction = (0, 1), _forward_direction(specs[2], bool(attributes.get("relu")), op == "conv_sum_forward")
     else:
         at, direction = ((2, 1), "data") if op == "conv_backward_data" else ((0, 2), "weights")
-    x, window, _ = _turned_images(specs[at[0]], _window(**stated))
-    w = specs[at[1]]
+    w, window = specs[at[1]], _window(**stated)
+    if _is_first(specs[at[0]], w, window, device):
+        return None
+    x, window, _ = _turned_images(specs[at[0]], window)
     ways = () if direction == "data" else _ways(x, w, window, device)
     runs: list[tuple[ArraySpec, ArraySpec, Window]] = [each[:3] for each in ways] or [(x, w, window)]
     choices = [chosen(key_of(direction, device, x, w, *window), device) for x, w, window in runs]
@@ -218,6 +239,9 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
             relu: bool = False, turned: bool = False, other: CudaArray | None = None,
             room: int | None = None) -> None:  # fmt: skip
     """`conv_forward`, plus `other` if there is one, and with `relu` max(0, .) of that."""
+    if other is None and _is_first(x, w, window, x.device):
+        conv_first.forward(x, w, b, y, relu=relu, turned=turned)
+        return
     seen, window, images = _turned_images(x, window)
     after = _After(b, other, relu)
     wide = _wide(after.direction, seen, w, window, x.device, room)
@@ -290,6 +314,9 @@ def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArr
 
 def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
                       window: Window, room: int | None = None) -> None:  # fmt: skip
+    if _is_first(x, dw, window, x.device):
+        conv_first.weights(x, dy, dw, ws, accumulate=accumulate, most=_most(x.device, room))
+        return
     seen, window, images = _turned_images(x, window)
     wide = _wide("weights", seen, dw, window, x.device, room)
     if wide and wide.backward_weights(x, dy, dw, ws, accumulate, bool(images), room):

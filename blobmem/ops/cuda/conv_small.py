@@ -114,8 +114,12 @@ class Small:
         partial = ws if self.workspace else None
         _KERNELS.run(dw, self._kernel, self._grid, self._block, x, dy, dw, partial, *self._shapes, accumulate)
         if partial is not None:
-            blocks = -(-dw.size // 32)
-            _KERNELS.run(dw, "add_partial", blocks, 256, partial, dw, dw.size, self._parts, accumulate)
+            add_partial(partial, dw, self._parts, accumulate)
+
+
+def add_partial(partial: CudaArray, dw: CudaArray, parts: int, accumulate: bool) -> None:
+    """dw (+)= the sum of the parts, float32 of dw's size one behind the other."""
+    _KERNELS.run(dw, "add_partial", -(-dw.size // 32), 256, partial, dw, dw.size, parts, accumulate)
 
 
 def fits(key: Key) -> bool:

@@ -9,7 +9,7 @@ from blobmem.devices.cuda.array import CudaArray
 
 THREADS = 256
 _MOST_BLOCKS = 2048  # in a launch whose threads go over their elements in strides: fills any card several times
-_LONGEST = 64  # elements of a thread of `chunks`, about
+_RUN, _LONGEST = 16, 64  # elements of a thread of `chunks`, about: in small arrays, and in large ones
 
 
 class Kernels:
@@ -43,9 +43,9 @@ class Kernels:
 
     def chunks(self, like: CudaArray, name: str, n: int, *arguments: Any) -> None:
         """`run` for kernels whose blocks each take a run of the `n` elements (source/channel_maps.cuh): as many blocks
-        as of `over`, and more where threads would take more than _LONGEST elements."""
+        as of `over` with _RUN for `each`, and more where threads would take more than _LONGEST elements."""
         if n:
-            blocks = max(_grid(n, 4)[0], -(-n // (THREADS * _LONGEST)))
+            blocks = max(_grid(n, _RUN)[0], -(-n // (THREADS * _LONGEST)))
             like.device.kernel(self.source, name, like.dtype)((blocks, 1, 1), THREADS, arguments)
 
 

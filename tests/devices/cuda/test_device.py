@@ -153,21 +153,6 @@ def test_a_thread_queues_on_one_of_its_two_streams(device):
         device.queue_on(object())
 
 
-def test_streams_have_tickets_of_their_own(device):
-    main, side, found = device.compute_stream(), device.side_stream(), []
-    thread = threading.Thread(target=lambda: found.append(device.tickets()))
-    thread.start()
-    thread.join()
-    for stream in (main, side, main):
-        device.queue_on(stream)
-        found.append(device.tickets())
-    assert found[1] == found[3] and 0 not in found and len({*found}) == 3
-    values = np.ones(context.TICKETS, np.uint32)
-    for address in found:
-        device.memcpy_dtoh(values, address)
-        assert not values.any()
-
-
 def test_pins_what_travels_again(device):
     memory = SyncedMemory(4 * MIB, device)
     memory.mutable_cpu_data()[:] = 5

@@ -24,9 +24,12 @@ struct Forward {
   Factors *factors;
   Kept kept;
   i64 channels, splits;
-  __device__ __forceinline__ void finish(i64 c, Statistics all) const {
+  __device__ __forceinline__ Factors made(Statistics all) const {
     Normalizer f(all.mean, kept.inverse(all));
-    factors[c] = Factors{f.mean, f.rest, f.scale, 0};
+    return Factors{f.mean, f.rest, f.scale, 0};
+  }
+  __device__ __forceinline__ void finish(i64 c, Statistics all) const {
+    factors[c] = made(all);
     kept.keep(c, all);
   }
   __device__ __forceinline__ void put(i64 c, i64 s, double count, Statistics all) const {
@@ -39,7 +42,7 @@ struct Forward {
     parts[at + plane] = all.spread;
     parts[at + 2 * plane] = count;
   }
-  // What the part at a place adds to `finish`'s sums, with distances from the channel's first part's mean: it being far
+  // What the part at a place adds to the sums of `joined`, with distances from the channel's first part's mean: it being far
   // off is part of the spread, so that the difference at the end cannot lose much.
   __device__ __forceinline__ void add(i64 at, double first, double (&sums)[2]) const {
     i64 plane = splits * channels;
@@ -47,9 +50,18 @@ struct Forward {
     sums[0] += count * far;
     sums[1] += parts[at + plane] + count * far * far;
   }
-  __device__ __forceinline__ void finish(i64 c, double first, const double (&sums)[2]) const {
+  __device__ __forceinline__ Statistics joined(double first, const double (&sums)[2]) const {
     double middle = sums[0] / kept.count, spread = sums[1] - sums[0] * middle;
-    finish(c, Statistics{first + middle, spread > 0 ? spread : 0});
+    return Statistics{first + middle, spread > 0 ? spread : 0};
+  }
+  // For `map_joined`; the first blocks keep the statistics.
+  template <class B> __device__ __forceinline__ Factors join(const B &block, double *shared) const {
+    i64 c = block.joined();
+    double first = c < channels ? parts[c] : 0, sums[2];
+    block.join(splits, sums, shared, [&](i64 at, double(&sums)[2]) { add(at, first, sums); });
+    Statistics all = joined(first, sums);
+    if (block.split == 0 && block.joins()) kept.keep(c, all);
+    return made(all);
   }
 };
 
@@ -80,9 +92,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 template <int W>
-__device__ __forceinline__ void column_moments(const D *x, Forward to, i64 outer, int width, u32 *tickets,
-                                               double *shared) {
-  ColumnBlock<W> block(outer, to.channels, to.splits, width);
+__device__ __forceinline__ void column_moments(const D *x, Forward to, i64 outer, int width, double *shared) {
+  ColumnBlock<W> block(blockIdx.x, outer, to.channels, to.splits, width);
   ColumnMoments<W> seen;
   block.template each<4>([=](i64 at) { return load<W>(x, at); }, [&](const Lot<W>(&rows)[4]) { seen.add(rows); },
                          [&](const Lot<W> &row) {
@@ -104,24 +115,18 @@ __device__ __forceinline__ void column_moments(const D *x, Forward to, i64 outer
 #pragma unroll
     for (int k = 0; k < W; k++) to.put(block.c + k, block.split, block.rows, Statistics{mean[k], spread[k]});
   }
-  if (tickets && block.last(tickets, to.splits)) {
-    i64 c = block.joined();
-    double first = c < to.channels ? to.parts[c] : 0, sums[2];
-    block.join(to.channels, to.splits, sums, shared, [&](i64 at, double(&sums)[2]) { to.add(at, first, sums); });
-    if (threadIdx.x < width * W && c < to.channels) to.finish(c, first, sums);
-  }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     forward_moments_columns(const D *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
                             void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction,
-                            int width, u32 *tickets) {
+                            int width) {
   __shared__ double shared[COLUMN_THREADS * PACK];
   FORWARD;
   if (channels % PACK == 0)
-    column_moments<PACK>(x, to, outer, width, tickets, shared);
+    column_moments<PACK>(x, to, outer, width, shared);
   else
-    column_moments<1>(x, to, outer, width, tickets, shared);
+    column_moments<1>(x, to, outer, width, shared);
 }
 
 // The moments of all of a channel, from those of its parts.
@@ -133,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(512)
   i64 c = (i64)blockIdx.x * ABREAST + threadIdx.x % ABREAST;
   double first = c < channels ? parts[c] : 0, sums[2];
   sum_parts(c, channels, splits, sums, shared, [&](i64 at, double(&sums)[2]) { to.add(at, first, sums); });
-  if (threadIdx.x < ABREAST && c < channels) to.finish(c, first, sums);
+  if (threadIdx.x < ABREAST && c < channels) to.finish(c, to.joined(first, sums));
 }
 
 struct Normalize {
@@ -141,9 +146,10 @@ struct Normalize {
   enum { GROUP = 4 };
   const D *x;
   D *y, *xhat;
-  const Factors *factors;
+  const Factors *factors;  // of channels from `first` on
   Shift shift;
-  __device__ __forceinline__ At at(i64 c) const { return At{factors[c], shift.times(c), shift.plus(c)}; }
+  i64 first;
+  __device__ __forceinline__ At at(i64 c) const { return At{factors[c - first], shift.times(c), shift.plus(c)}; }
   template <int W> __device__ __forceinline__ Lots<W> load(i64 i) const {
     Lots<W> lots;
     lots.a = ::load<W>(x, i);
@@ -163,8 +169,18 @@ struct Normalize {
 extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     forward_map(const D *x, D *y, D *xhat, const void *factors, const D *gamma, const D *beta, i64 n, i64 channels,
                 i64 inner, int relu) {
-  Normalize map = {x, y, xhat, (const Factors *)factors, {gamma, beta, relu}};
+  Normalize map = {x, y, xhat, (const Factors *)factors, {gamma, beta, relu}, 0};
   map_channels(map, n, channels, inner, aligned(x) && aligned(y) && aligned(xhat), true);
+}
+
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    forward_map_joined(const D *x, D *y, D *xhat, const D *gamma, const D *beta, int relu, i64 chunks, int width, T *mean,
+                       T *inv_std, T *running_mean, T *running_var, T *factor, double *parts, void *factors, i64 outer,
+                       i64 channels, i64 inner, i64 splits, double eps, double fraction) {
+  FORWARD;
+  map_joined(to, outer, chunks, width, [=](const Factors *found, i64 first) {
+    return Normalize{x, y, xhat, found, {gamma, beta, relu}, first};
+  });
 }
 
 // The same and a sum: y = relu(gamma * xhat + beta + b).
@@ -187,8 +203,18 @@ struct NormalizeSum {
 extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     forward_sum_map(const D *x, const D *b, D *y, D *xhat, const void *factors, const D *gamma, const D *beta, i64 n,
                     i64 channels, i64 inner, T slope) {
-  NormalizeSum map = {{x, y, xhat, (const Factors *)factors, {gamma, beta, 0}}, b, slope};
+  NormalizeSum map = {{x, y, xhat, (const Factors *)factors, {gamma, beta, 0}, 0}, b, slope};
   map_channels(map, n, channels, inner, aligned(x) && aligned(b) && aligned(y) && aligned(xhat), true);
+}
+
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    forward_sum_map_joined(const D *x, const D *b, D *y, D *xhat, const D *gamma, const D *beta, T slope, i64 chunks,
+                           int width, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
+                           void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction) {
+  FORWARD;
+  map_joined(to, outer, chunks, width, [=](const Factors *found, i64 first) {
+    return NormalizeSum{{x, y, xhat, found, {gamma, beta, 0}, first}, b, slope};
+  });
 }
 
 // y = (x - mean) / sqrt(variance + eps) with the running sums over their factor (0 where that is 0), times gamma, plus

@@ -1,8 +1,8 @@
 // Batch normalisation with the scale and the ReLU that may follow. Sums of parts of channels come first, a block each;
-// then, unless a channel is one part, what a channel needs is made of its parts, by a launch or the last block; then all elements are mapped, the last
-// ones first, which may still be in the cache. Parts are kept as planes of (splits, channels) doubles. Arrays start at
-// multiples of 16.
-// Needs common.cuh.
+// then, unless a channel is one part, what a channel needs is made of its parts, by a launch or by each block of the map
+// for itself; then all elements are mapped, the last ones first, which may still be in the cache. Parts are kept as planes
+// of (splits, channels) doubles. Arrays start at multiples of 16.
+// Needs common.cuh, channel_maps.cuh and columns.cuh.
 
 // What the map needs of a channel: y = gamma * ((x - mean - rest) * scale) + beta on the way up, dx = (g - mean - xhat *
 // rest) * scale on the way down, where g is the gradient of y, 0 where the ReLU was shut.
@@ -38,4 +38,20 @@ __device__ __forceinline__ void sum_parts(i64 c, i64 channels, i64 splits, doubl
     sums[k] = 0;
     for (int i = 0; i < warps; i++) sums[k] += shared[i * ABREAST + column];
   }
+}
+
+// A map of whole rows by blocks that first join the parts of their channels: to.join(block, shared) gives what a thread's
+// channel needs, and make(found, first) the map, which finds that of channel c at found[c - first].
+template <class S, class F>
+__device__ __forceinline__ void map_joined(S to, i64 outer, i64 chunks, int width, F make) {
+  __shared__ double shared[COLUMN_THREADS];
+  __shared__ Factors found[COLUMN_THREADS];
+  ColumnBlock<PACK> block((i64)gridDim.x - 1 - blockIdx.x, outer, to.channels, chunks, width);
+  Factors factors = to.join(block, shared);
+  if (threadIdx.x < width * PACK) found[threadIdx.x] = factors;
+  __syncthreads();
+  if (!block.inside) return;
+  auto map = make(found, block.group * width * PACK);
+  Columns<decltype(map)> order(map, block.c);
+  map_packs(map, order, block.at, block.stop * to.channels, block.step_at);
 }

@@ -18,10 +18,16 @@ struct Backward {
   int accumulate;
   double count;
   i64 channels, splits;
-  __device__ __forceinline__ void finish(i64 c, double plain, double along) const {
-    factors[c] = Factors{(T)(plain / count), (T)(along / count), shift.times(c) * inv_std[c], 0};
+  __device__ __forceinline__ Factors made(i64 c, double plain, double along) const {
+    return Factors{(T)(plain / count), (T)(along / count), shift.times(c) * inv_std[c], 0};
+  }
+  __device__ __forceinline__ void keep(i64 c, double plain, double along) const {
     if (dgamma) dgamma[c] = (T)along + (accumulate ? dgamma[c] : (T)0);
     if (dbeta) dbeta[c] = (T)plain + (accumulate ? dbeta[c] : (T)0);
+  }
+  __device__ __forceinline__ void finish(i64 c, double plain, double along) const {
+    factors[c] = made(c, plain, along);
+    keep(c, plain, along);
   }
   __device__ __forceinline__ void put(i64 c, i64 s, double plain, double along) const {
     if (splits == 1) {
@@ -34,6 +40,14 @@ struct Backward {
   __device__ __forceinline__ void add(i64 at, double (&sums)[2]) const {  // the part's at a place
     sums[0] += parts[at];
     sums[1] += parts[at + splits * channels];
+  }
+  // For `map_joined`; the first blocks keep the sums.
+  template <class B> __device__ __forceinline__ Factors join(const B &block, double *shared) const {
+    i64 c = block.joined();
+    double sums[2];
+    block.join(splits, sums, shared, [&](i64 at, double(&sums)[2]) { add(at, sums); });
+    if (block.split == 0 && block.joins()) keep(c, sums[0], sums[1]);
+    return c < channels ? made(c, sums[0], sums[1]) : Factors{};
   }
 };
 
@@ -129,8 +143,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 template <int W, class S>
-__device__ __forceinline__ void column_sums(S source, Backward to, i64 outer, int width, u32 *tickets, double *shared) {
-  ColumnBlock<W> block(outer, to.channels, to.splits, width);
+__device__ __forceinline__ void column_sums(S source, Backward to, i64 outer, int width, double *shared) {
+  ColumnBlock<W> block(blockIdx.x, outer, to.channels, to.splits, width);
   T gamma[W], beta[W], plain[W] = {}, along[W] = {};
   int relu = to.shift.relu;
 #pragma unroll
@@ -159,39 +173,33 @@ __device__ __forceinline__ void column_sums(S source, Backward to, i64 outer, in
 #pragma unroll
     for (int k = 0; k < W; k++) to.put(block.c + k, block.split, all[k], all_along[k]);
   }
-  if (tickets && block.last(tickets, to.splits)) {
-    i64 c = block.joined();
-    double joined[2];
-    block.join(to.channels, to.splits, joined, shared, [&](i64 at, double(&sums)[2]) { to.add(at, sums); });
-    if (threadIdx.x < width * W && c < to.channels) to.finish(c, joined[0], joined[1]);
-  }
 }
 
 template <class S>
-__device__ __forceinline__ void all_column_sums(S source, Backward to, i64 outer, int width, u32 *tickets) {
+__device__ __forceinline__ void all_column_sums(S source, Backward to, i64 outer, int width) {
   __shared__ double shared[COLUMN_THREADS * PACK];
   if (to.channels % PACK == 0)
-    column_sums<PACK>(source, to, outer, width, tickets, shared);
+    column_sums<PACK>(source, to, outer, width, shared);
   else
-    column_sums<1>(source, to, outer, width, tickets, shared);
+    column_sums<1>(source, to, outer, width, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     backward_sums_columns(const D *xhat, const D *dy, const T *inv_std, const D *gamma, const D *beta, D *dgamma,
                           D *dbeta, double *parts, void *factors, i64 outer, i64 channels, i64 inner, i64 splits,
-                          int relu, int accumulate, int width, u32 *tickets) {
+                          int relu, int accumulate, int width) {
   BACKWARD;
-  all_column_sums(Given{xhat, dy}, to, outer, width, tickets);
+  all_column_sums(Given{xhat, dy}, to, outer, width);
 }
 
 extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     summed_backward_sums_columns(const D *xhat, const D *top, const D *one, const D *two, D *total, D *g, T slope,
                                  const T *inv_std, const D *gamma, const D *beta, D *dgamma, D *dbeta, double *parts,
                                  void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu,
-                                 int accumulate, int width, u32 *tickets) {
+                                 int accumulate, int width) {
   BACKWARD;
   to.shift.relu = 0;  // as given: known to the compiler, it saves registers
-  all_column_sums(Summed{xhat, top, one, two, total, g, slope}, to, outer, width, tickets);
+  all_column_sums(Summed{xhat, top, one, two, total, g, slope}, to, outer, width);
 }
 
 extern "C" __global__ void __launch_bounds__(512)
@@ -210,9 +218,10 @@ struct Gradient {
   enum { GROUP = 2 };
   const D *xhat, *dy;
   D *dx;
-  const Factors *factors;
+  const Factors *factors;  // of channels from `first` on
   Shift shift;
-  __device__ __forceinline__ At at(i64 c) const { return At{factors[c], shift.times(c), shift.plus(c)}; }
+  i64 first;
+  __device__ __forceinline__ At at(i64 c) const { return At{factors[c - first], shift.times(c), shift.plus(c)}; }
   template <int W> __device__ __forceinline__ Lots<W> load(i64 i) const { return ::load<W>(dy, xhat, i); }
   template <class V> __device__ __forceinline__ void apply(const At &at, V &v, int j) const {
     T g = passed(v.a.at[j], v.b.at[j], at.gamma, at.beta, shift.relu);
@@ -224,6 +233,16 @@ struct Gradient {
 extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     backward_map(const D *xhat, const D *dy, D *dx, const void *factors, const D *gamma, const D *beta, i64 n,
                  i64 channels, i64 inner, int relu) {
-  Gradient map = {xhat, dy, dx, (const Factors *)factors, {gamma, beta, relu}};
+  Gradient map = {xhat, dy, dx, (const Factors *)factors, {gamma, beta, relu}, 0};
   map_channels(map, n, channels, inner, aligned(xhat) && aligned(dy) && aligned(dx), true);
+}
+
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    backward_map_joined(const D *xhat, const D *dy, D *dx, i64 chunks, int width, const T *inv_std, const D *gamma,
+                        const D *beta, D *dgamma, D *dbeta, double *parts, void *factors, i64 outer, i64 channels,
+                        i64 inner, i64 splits, int relu, int accumulate) {
+  BACKWARD;
+  map_joined(to, outer, chunks, width, [=](const Factors *found, i64 first) {
+    return Gradient{xhat, dy, dx, found, {gamma, beta, relu}, first};
+  });
 }

@@ -8,14 +8,16 @@ template <int W> struct ColumnBlock {
   i64 c, rows;  // this thread's first channel; the rows of the block's part
   i64 first, stop, step, at, step_at;  // this thread's rows, and where its first one is
   i64 split, group;
+  i64 channels;
   int column, row, width;
   bool inside;
-  __device__ __forceinline__ ColumnBlock(i64 outer, i64 channels, i64 splits, int width) : width(width) {
+  __device__ __forceinline__ ColumnBlock(i64 block, i64 outer, i64 channels, i64 splits, int width)
+      : channels(channels), width(width) {
     i64 groups = (channels + W * width - 1) / (W * width);
-    split = quotient(blockIdx.x, groups);
+    split = quotient(block, groups);
     column = threadIdx.x % width;
     row = threadIdx.x / width;
-    group = blockIdx.x - split * groups;
+    group = block - split * groups;
     c = (group * width + column) * W;
     inside = c < channels;
     Part part(outer, split, splits);
@@ -63,28 +65,15 @@ template <int W> struct ColumnBlock {
     for (int k = 0; k < W; k++) values[k] = shared[column * W + k];
   }
 
-  // Whether this block is the last of its group to come here; what the others wrote is then there. `tickets`, 0 before,
-  // is so again when all have come. All threads of the block call it.
-  __device__ __forceinline__ bool last(u32 *tickets, i64 splits) const {
-    __shared__ bool found;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      found = atomicAdd(tickets + group, 1u) == (u32)splits - 1;
-      if (found) tickets[group] = 0;
-      __threadfence();
-    }
-    __syncthreads();
-    return found;
-  }
-
   // The channel whose parts this thread sums up in `join`.
   __device__ __forceinline__ i64 joined() const { return group * width * W + threadIdx.x % (width * W); }
+  // Whether it is the one that writes what becomes of them.
+  __device__ __forceinline__ bool joins() const { return threadIdx.x < width * W && joined() < channels; }
 
   // What add(place, sums) comes to over the parts of channel `joined`, in a fixed order; each thread of that channel gets
   // it. A part's place is split * channels + channel. `shared` has COLUMN_THREADS places.
   template <class A>
-  __device__ __forceinline__ void join(i64 channels, i64 splits, double (&sums)[2], double *shared, A add) const {
+  __device__ __forceinline__ void join(i64 splits, double (&sums)[2], double *shared, A add) const {
     int across = width * W;
     i64 channel = joined();
     sums[0] = sums[1] = 0;
