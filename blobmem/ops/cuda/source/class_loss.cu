@@ -68,7 +68,7 @@ extern "C" __global__ void infogain_loss(const D *x, const T *label, const T *ga
   double total = 0, count = 0;
   strips(positions, slices, [&](i64 at, int slice) {
     i64 row = row_of(at, classes, inner);
-    softmax_strip(x, prob, at < positions, row, classes, inner, slice, slices, shared);
+    softmax_strip(x + row, prob + row, at < positions, classes, inner, slice, slices, shared);
     if (at >= positions) return;
     int wanted = class_of(label, at, classes, ignore, slice == 0, fault, code);
     if (wanted < 0) return;

@@ -42,18 +42,57 @@ template <class A> __device__ __forceinline__ A strip_max(A value, A *shared, in
   return strip_reduce(value, shared, slices, [](A a, A b) { return a > b ? a : b; });
 }
 
-// y = softmax of x in the row at `row`, within `strips`; y may be x.
+#define AHEAD 8  // values of a row that a thread loads before it does anything with them
+#define LOWEST ((T)(sizeof(T) == 8 ? -1.7976931348623157e308 : -3.4028234663852886e38))
+
+// A row's values at x from number c on, `slices` apart; -infinity beyond its end.
+__device__ __forceinline__ Lot<AHEAD> values_from(const D *x, int c, int length, i64 inner, int slices) {
+  Lot<AHEAD> v;
+#pragma unroll
+  for (int k = 0; k < AHEAD; k++) v.at[k] = c + k * slices < length ? (T)x[(c + k * slices) * inner] : (T)__uint_as_float(0xff800000u);
+  return v;
+}
+
+// y[c] = f(x[c], c) for the values of the row at x and y, which may be one; within `strips`.
+template <class Y, class F>
+__device__ __forceinline__ void map_row(const D *x, Y *y, int length, i64 inner, int slice, int slices, F f) {
+#pragma unroll 1
+  for (int c = slice; c < length; c += AHEAD * slices) {
+    Lot<AHEAD> v = values_from(x, c, length, inner, slices);
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+      if (c + k * slices < length) y[(c + k * slices) * inner] = f(v.at[k], c + k * slices);
+  }
+}
+
+// What makes probabilities of a row: the largest value, and the sum of exp(x - that).
+struct Sums { T most, sum; };
+
+// That of the row at x, by one reading, within `strips`; `length` is 0 beyond the last row.
+__device__ __forceinline__ Sums softmax_sums(const D *x, int length, i64 inner, int slice, int slices, T *shared) {
+  T most = LOWEST, sum = 0;
+#pragma unroll 1
+  for (int c = slice; c < length; c += AHEAD * slices) {
+    Lot<AHEAD> v = values_from(x, c, length, inner, slices);
+    T before = most;
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) most = max_of(v.at[k], most);
+    sum *= exp(before - most);
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) sum += exp(v.at[k] - most);
+  }
+  Sums all;
+  all.most = strip_max(most, shared, slices);
+  all.sum = strip_sum(sum * exp(most - all.most), shared, slices);
+  return all;
+}
+
+// y = softmax of the row at x, which y may be, within `strips`.
 template <class Y>
-__device__ __forceinline__ void softmax_strip(const D *x, Y *y, bool inside, i64 row, int classes, i64 inner, int slice,
-                                              int slices, T *shared) {
-  if (!inside) classes = 0;
-  T most = inside ? x[row] : (T)0;
-  for (int c = slice; c < classes; c += slices) most = max_of(x[row + c * inner], most);
-  most = strip_max(most, shared, slices);
-  T sum = 0;
-  for (int c = slice; c < classes; c += slices) sum += exp(x[row + c * inner] - most);
-  sum = strip_sum(sum, shared, slices);
-  for (int c = slice; c < classes; c += slices) y[row + c * inner] = exp(x[row + c * inner] - most) / sum;
+__device__ __forceinline__ void softmax_strip(const D *x, Y *y, bool inside, int classes, i64 inner, int slice, int slices,
+                                              T *shared) {
+  Sums sums = softmax_sums(x, inside ? classes : 0, inner, slice, slices, shared);
+  if (inside) map_row(x, y, classes, inner, slice, slices, [=](T v, int) { return exp(v - sums.most) / sums.sum; });
 }
 
 // The class that a label stands for; -1 for one that is no class, which is reported.
