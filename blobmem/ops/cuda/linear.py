@@ -8,7 +8,7 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.cuda.neuron import relu_forward
-from blobmem.ops.cuda.products import only_products, product
+from blobmem.ops.cuda.products import LARGE, only_products, product
 from blobmem.ops.registry import op
 
 _KERNELS = Kernels("linear")
@@ -23,7 +23,12 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
     if not transpose and y.size <= _FEW and _LONG <= x.shape[1] <= _MOST_PRODUCTS // max(1, y.size):
         _KERNELS.run(y, "few_products", -(-y.size // 8), THREADS, x, w, b, y, y.size, *w.shape, relu)
         return
-    product(x, w, y, ws, transpose_b=not transpose)
+    first = b is not None and not relu and y.nbytes >= LARGE  # writing beforehand is less than reading and writing again
+    if first:
+        _KERNELS.over(y, "spread", y.size, b, y, y.size, b.size)
+    product(x, w, y, ws, transpose_b=not transpose, beta=float(first))
+    if first:
+        return
     if b is not None:
         _KERNELS.over(y, "add_bias", y.size, y, b, y.size, b.size, relu)
     elif relu:

@@ -1,6 +1,23 @@
 #include "common.cuh"
 #include "channel_maps.cuh"
 
+struct Spread {
+  typedef i64 At;
+  enum { GROUP = 4 };
+  const D *b;
+  D *y;
+  __device__ __forceinline__ At at(i64 c) const { return c; }
+  template <int W> __device__ __forceinline__ Lot<W> load(i64) const { return Lot<W>(); }
+  template <class V> __device__ __forceinline__ void apply(At c, V &v, int j) { v.at[j] = b[c]; }
+  template <int W> __device__ __forceinline__ void store(i64 i, const Lot<W> &v) const { ::store<W>(y, i, v); }
+};
+
+// y[r, c] = b[c]; n elements in all
+extern "C" __global__ void spread(const D *b, D *y, i64 n, i64 columns) {
+  Spread map = {b, y};
+  map_channels(map, n, columns, 1, aligned(y));
+}
+
 // y[r, c] += b[c], with ReLU if wanted; n elements in all
 extern "C" __global__ void add_bias(D *y, const D *b, i64 n, i64 columns, int relu) {
   map1_channels(y, y, n, columns, 1, [=](i64 c, T v) {
