@@ -585,7 +585,7 @@ class Net(Access, Placement, Compilation):
             raise
 
     def _warn_of_stale_reads(self, forward: Schedule, backward: Schedule) -> None:
-        """Once, before the first backward pass: chains of in-place layers whose gradients are wrong."""
+        """Once, before the first backward pass: chains of in-place layers whose gradients are wrong, in Caffe too."""
         if self._chains_checked:
             return
         self._chains_checked = True
@@ -595,7 +595,7 @@ class Net(Access, Placement, Compilation):
         for reader, name, writer in found.values():
             log.warning(
                 "%s: the gradient of layer '%s' reads '%s', which layer '%s' has overwritten in place by then: it is "
-                "wrong. Give layer '%s' a top of its own",
+                "wrong, as in Caffe. Give layer '%s' a top of its own",
                 self.identity, reader.layer_name, name, writer.layer_name, writer.layer_name,
             )  # fmt: skip
 
