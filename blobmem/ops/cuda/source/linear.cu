@@ -2,20 +2,26 @@
 #include "channel_maps.cuh"
 
 struct Spread {
-  typedef i64 At;
+  typedef T At;
   enum { GROUP = 4 };
   const D *b;
   D *y;
-  __device__ __forceinline__ At at(i64 c) const { return c; }
+  i64 columns;
+  __device__ __forceinline__ At at(i64 c) const {
+    while (c >= columns) c -= columns;
+    return b[c];
+  }
   template <int W> __device__ __forceinline__ Lot<W> load(i64) const { return Lot<W>(); }
-  template <class V> __device__ __forceinline__ void apply(At c, V &v, int j) { v.at[j] = b[c]; }
+  template <class V> __device__ __forceinline__ void apply(At v, V &values, int j) { values.at[j] = v; }
   template <int W> __device__ __forceinline__ void store(i64 i, const Lot<W> &v) const { ::store<W>(y, i, v); }
 };
 
-// y[r, c] = b[c]; n elements in all
+// y[r, c] = b[c]; n elements in all. So many rows are taken for one that they make whole packs.
 extern "C" __global__ void spread(const D *b, D *y, i64 n, i64 columns) {
-  Spread map = {b, y};
-  map_channels(map, n, columns, 1, aligned(y));
+  Spread map = {b, y, columns};
+  i64 channels = columns;
+  while (channels % PACK != 0) channels += columns;
+  map_channels(map, n, quotient(n, channels) * channels == n ? channels : columns, 1, aligned(y));
 }
 
 // y[r, c] += b[c], with ReLU if wanted; n elements in all
