@@ -23,12 +23,11 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
     if not transpose and y.size <= _FEW and _LONG <= x.shape[1] <= _MOST_PRODUCTS // max(1, y.size):
         _KERNELS.run(y, "few_products", -(-y.size // 8), THREADS, x, w, b, y, y.size, *w.shape, relu)
         return
-    first = b is not None and not relu and y.nbytes >= LARGE  # writing beforehand is less than reading and writing again
-    if first:
+    if b is not None and not relu and y.nbytes >= LARGE:  # the bias first: reading and writing y once more takes longer
         _KERNELS.over(y, "spread", y.size, b, y, y.size, b.size)
-    product(x, w, y, ws, transpose_b=not transpose, beta=float(first))
-    if first:
+        product(x, w, y, ws, transpose_b=not transpose, beta=1.0)
         return
+    product(x, w, y, ws, transpose_b=not transpose)
     if b is not None:
         _KERNELS.over(y, "add_bias", y.size, y, b, y.size, b.size, relu)
     elif relu:

@@ -144,7 +144,9 @@ def test_a_large_matrix_is_taken_by_rows_that_begin_alike(
     for beta in (0.0, 0.5):
         result = place(np.full_like(c, np.nan) if beta == 0 else c)
         calls.clear()
-        product(place(a), place(b), result, place.workspace(), transpose_a=transpose_a, transpose_b=transpose_b, beta=beta)
+        product(
+            place(a), place(b), result, place.workspace(), transpose_a=transpose_a, transpose_b=transpose_b, beta=beta
+        )
         np.testing.assert_allclose(place.back(result), expected + beta * c, rtol=0, atol=2e-3 * np.abs(expected).max())
         most = [each for each in calls if max(each[3:6]) >= columns - 6]
         assert len(most) == products_of_most
