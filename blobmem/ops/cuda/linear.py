@@ -23,7 +23,9 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
     if not transpose and y.size <= _FEW and _LONG <= x.shape[1] <= _MOST_PRODUCTS // max(1, y.size):
         _KERNELS.run(y, "few_products", -(-y.size // 8), THREADS, x, w, b, y, y.size, *w.shape, relu)
         return
-    if b is not None and not relu and y.nbytes >= LARGE:  # the bias first: reading and writing y once more takes longer
+    if b is not None and not relu and y.nbytes >= LARGE:
+        # The bias first: reading and writing y once more takes longer. cublasLt would add it in no time, if each part
+        # of a product by rows that begin alike finds its own at a whole 16 bytes.
         _KERNELS.over(y, "spread", y.size, b, y, y.size, b.size)
         product(x, w, y, ws, transpose_b=not transpose, beta=1.0)
         return

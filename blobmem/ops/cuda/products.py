@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.dtypes import is_half
 from blobmem.ops.cuda.cublas import WORKSPACE, Cublas
 
 Run = Callable[[int, int], None]
 
-LARGE = 64 << 20
-"""Bytes of a matrix beyond any card's cache, for which another kernel or two take no time."""
+LARGE = 256 << 20
+"""Bytes of a matrix for which another kernel or two take no time. At a fourth of them little is gained, or nothing."""
 
 _TAKEN_BY_ROWS = {(False, True): 2, (False, False): 0, (True, False): 0}
 """Whether a and b are transposed -> which of a, b and c may be taken by rows that begin alike: its rows are rows of the
@@ -95,10 +96,13 @@ def _by_rows(arrays: tuple[CudaArray, CudaArray, CudaArray], sizes: tuple[int, i
 
 
 def _pays(arrays: tuple[CudaArray, ...], taken: int) -> bool:
-    """Whether a large matrix keeps tensor cores waiting, which get numbers by 16 bytes, and no other does."""
+    """Whether a large matrix keeps tensor cores waiting, which get numbers by 16 bytes, and no other does.
+
+    Of halves only a result: parts of one sum would meet in a half, rounded each time.
+    """
     matrix, pack = arrays[taken], 16 // arrays[taken].dtype.itemsize
     apart = [array.shape[1] % pack for index, array in enumerate(arrays) if index != taken]
-    cores = matrix.dtype.char == "f" and matrix.device.math == "tf32"
+    cores = taken == 2 if is_half(matrix.dtype) else matrix.dtype.char == "f" and matrix.device.math == "tf32"
     wide = matrix.nbytes >= LARGE and matrix.shape[1] >= 64 * pack
     return cores and wide and matrix.shape[1] % pack > 0 and not any(apart)
 

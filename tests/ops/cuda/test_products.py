@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from blobmem import dtypes
 from blobmem.ops.cuda import products
 from blobmem.ops.cuda.cublas import Cublas
 from blobmem.ops.cuda.products import WORKSPACE, batched_product, prepare, product
@@ -152,3 +153,25 @@ def test_a_large_matrix_is_taken_by_rows_that_begin_alike(
         assert len(most) == products_of_most
         for *_, b_at, ldb, a_at, lda, _, c_at, ldc in most:
             assert not any(at % 16 for at in (a_at, b_at, c_at)) and not any(ld % 4 for ld in (lda, ldb, ldc))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "transpose_a, transpose_b, products_of_all", [(False, True, 10), (False, False, 1), (True, False, 1)]
+)
+def test_of_halves_only_a_large_result_is_made_in_parts(
+    monkeypatch, cuda, place, rng, transpose_a, transpose_b, products_of_all, name
+):
+    """Of every fourth row each; parts of one sum would be rounded each."""
+    monkeypatch.setattr(products, "LARGE", 0)
+    m, k, n = (9, 8, 514) if transpose_b else (514, 9, 8) if transpose_a else (9, 514, 8)
+    calls, cublas = [], cuda.device.library("cublas", Cublas)
+    monkeypatch.setattr(cuda.device, "library", lambda *_: cublas)
+    monkeypatch.setattr(cublas, "gemm", lambda *each, gemm=cublas.gemm: (calls.append(each), gemm(*each)))
+    whole = [rng.integers(-1, 2, size) for size in ((m, k), (k, n), (m, n))]  # sums that halves have exactly
+    a, b, c = (array.astype(dtypes.of(name)) for array in whole)
+    result = place(c)
+    product(place(a.T if transpose_a else a), place(b.T if transpose_b else b), result, place.workspace(),
+            transpose_a=transpose_a, transpose_b=transpose_b, beta=1.0)  # fmt: skip
+    np.testing.assert_array_equal(place.back(result).astype(np.float64), whole[0] @ whole[1] + whole[2])
+    assert len(calls) == products_of_all
