@@ -55,7 +55,7 @@ def test_caffenets_test_net_costs_nothing(batch, blob_mib):
     schemes = footprint(MODELS / "caffenet" / "solver.prototxt", train_batch=256, test_batches=[batch], measured=True)
     weights, blobs = schemes["weights"].tests[0], schemes["blobs"].tests[0]
     assert weights.blob_bytes / MIB == pytest.approx(blob_mib, abs=0.05)
-    assert weights.total / MIB == pytest.approx(blob_mib, rel=0.002)
+    assert weights.total / MIB == pytest.approx(blob_mib, rel=0.003)
     assert blobs.total < MIB
     assert reduction(schemes, 0) > 0.99
     assert_measured(schemes)

@@ -119,6 +119,8 @@ class Layer:
         phase: the layer's own if the prototxt states one, else the net's.
         blobs: its parameters, in the order of caffemodel files.
         internal: its internal arrays by purpose.
+        keeps_bottom: a later layer works in place on the first bottom, which backward reads: a copy is kept; None for
+            layers that do not ask to know.
         keeps_state: backward will run, and forward keeps what it needs.
         param_grads, top_grads: whether each parameter takes, and each top brings, a gradient.
     """
@@ -133,6 +135,7 @@ class Layer:
     dynamic: ClassVar[bool] = False
     rewinds: ClassVar[bool] = False
     input_buffers: ClassVar[tuple[str, ...]] = ()
+    keeps_bottom: bool | None = None
 
     def __init__(self, param: Any, context: Context | None = None) -> None:
         self.param = param

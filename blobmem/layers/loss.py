@@ -84,6 +84,7 @@ class SoftmaxWithLoss(Loss):
 
     type = "SoftmaxWithLoss"
     tops = (1, 2)
+    keeps_bottom = False
 
     def setup(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         super().setup(bottom, top)
@@ -92,22 +93,30 @@ class SoftmaxWithLoss(Loss):
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
         axis = self.axis_of(bottom[0], self.param.softmax_param.axis, "axis")
         outer, _, inner = self.folded = around(bottom[0], axis)
-        self.labels = self.label_shape(bottom, outer, inner)
+        self.labels, self.pairs = self.label_shape(bottom, outer, inner), (outer, 2, inner)
         top[0].reshape()
-        prob = self.internal_blob("prob", bottom[0].shape, self.context.exact)
+        # of the scores of a prediction the largest, and the sum that makes probabilities of exponentials
+        self.internal_blob("sums", (*bottom[0].shape[:axis], 2, *bottom[0].shape[axis + 1 :]), self.context.exact)
+        if self.keeps_bottom:
+            self.internal_blob("bottom", bottom[0].shape)
         if len(top) > 1:
             top[1].reshape_like(bottom[0])
-            top[1].share_data(prob)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:
         yield call(
             "softmax_loss_forward", read(bottom[0], self.folded), read(bottom[1], self.labels),
-            overwrite(self.internal["prob"], self.folded), overwrite(top[0]), **self.attributes,
+            overwrite(self.internal["sums"], self.pairs), overwrite(top[0]), **self.attributes,
         )  # fmt: skip
+        if len(top) > 1:
+            yield call("softmax_forward", read(bottom[0], self.folded), overwrite(top[1], self.folded))
+        if self.keeps_bottom and self.keeps_state:
+            yield call("copy", read(bottom[0]), overwrite(self.internal["bottom"]))
 
     def backward(self, bottom: Sequence[Blob], top: Sequence[Blob], propagate_down: Sequence[bool]) -> Iterable[Call]:
         if propagate_down[0]:
+            scores = self.internal.get("bottom", bottom[0])
             yield call(
-                "softmax_loss_backward", read(self.internal["prob"], self.folded), read(bottom[1], self.labels),
-                read_diff(top[0]), overwrite_diff(bottom[0], self.folded), **self.attributes,
+                "softmax_loss_backward", read(scores, self.folded), read(bottom[1], self.labels),
+                read(self.internal["sums"], self.pairs), read_diff(top[0]), overwrite_diff(bottom[0], self.folded),
+                **self.attributes,
             )  # fmt: skip

@@ -85,6 +85,7 @@ def wire(param: Any, context: Context, forward_only: bool = False, exact: Contai
     for node in nodes:
         node.need_backward &= not forward_only
         node.layer.keeps_state = node.need_backward
+    _keep_bottoms(nodes)
     _mark_used_gradients(nodes, set(unused))
     inputs = [name for node in nodes if node.layer.type == "Input" for name in node.top_names]
     # Caffe keeps them in a sorted set: scripts take outputs[0]
@@ -117,6 +118,18 @@ def _append(
     bottom, top = [blobs[name] for name in bottom_names], [blobs[name] for name in top_names]
     losses = [(blob, weight) for i, blob in enumerate(top) if (weight := layer.loss_weight(i))]
     return Node(layer, bottom_names, top_names, bottom, top, losses)
+
+
+def _keep_bottoms(nodes: Sequence[Node]) -> None:
+    """Tell layers that ask to know it that their bottom is overwritten before their gradient is made."""
+    for index, node in enumerate(nodes):
+        if node.layer.keeps_bottom is None:
+            continue
+        memory = node.bottom[0].data_view.memory
+        tops = [top for later in nodes[index + 1 :] for top in later.top if any(top is each for each in later.bottom)]
+        if any(top.data_view.memory is memory for top in tops):
+            node.layer.keeps_bottom = True
+            node.layer.reshape(node.bottom, node.top)
 
 
 def _with_automatic_top(message: Any, taken: set[str]) -> Any:

@@ -56,18 +56,18 @@ def test_json_to_a_file_beside_the_tables(blobmem, tiny):
 
 
 def test_the_tables(blobmem, tiny):
-    result = blobmem("footprint", tiny.net, "--train-batch", 40000, "--test-batch", 20000, 40000)
+    result = blobmem("footprint", tiny.net, "--train-batch", 60000, "--test-batch", 30000, 60000)
     assert result.code == 0 and not result.err
     lines = result.out.splitlines()
     assert max(map(len, lines)) <= 200 and "\x1b" not in result.out
     table = lines[: lines.index("")]
     assert max(map(len, table)) <= 100
     assert [line for line in table if not line[2:].strip().startswith(("train", "test"))][3:] == [*SCHEMES]
-    assert sum(line.startswith("  train 40000 ") for line in table) == 5
-    assert sum(line.startswith("+ test 20000 ") for line in table) == 5
+    assert sum(line.startswith("  train 60000 ") for line in table) == 5
+    assert sum(line.startswith("+ test 30000 ") for line in table) == 5
     title = lines.index("Added by each test net, in MiB")
     rows = [line.split() for line in lines[title + 3 : title + 5]]
-    assert [row[0] for row in rows] == ["20000", "40000"]
+    assert [row[0] for row in rows] == ["30000", "60000"]
     for row in rows:
         before, after, reduction = float(row[1]), float(row[2].lstrip("<")), float(row[3].rstrip("%"))
         assert before >= 1 > after and reduction == pytest.approx(100 * (1 - after / before), abs=10)

@@ -95,7 +95,13 @@ def test_a_second_top_takes_the_probabilities(type_, bottoms):
     net.run_forward()
     expected = np.exp(SCORES) / np.exp(SCORES).sum(1, keepdims=True)
     np.testing.assert_allclose(net.blobs["p"].cpu_data(), expected, rtol=1e-12)
-    assert net.blobs["p"].data_view == net.internals["loss/prob"].data_view
+    if type_ == "InfogainLoss":  # whose gradient reads them
+        assert net.blobs["p"].data_view == net.internals["loss/prob"].data_view
+
+
+def test_softmax_with_loss_keeps_two_numbers_for_each_prediction():
+    net = net_of("SoftmaxWithLoss", IGNORE)
+    assert {name: blob.shape for name, blob in net.internals.items()} == {"loss/sums": (4, 2, 2)}
 
 
 def test_infogain_along_another_axis():

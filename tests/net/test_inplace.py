@@ -51,3 +51,30 @@ def test_they_are_right(chain):
         net.forward(x=values)
         grads.append(net.backward(**{top: values + 3})["x"].copy())
     np.testing.assert_array_equal(*grads)
+
+
+BEHIND = """
+force_backward: true
+layer {{ name: "in" type: "Input" top: "x" top: "label"
+  input_param {{ shape {{ dim: 4 dim: 5 }} shape {{ dim: 4 }} }} }}
+layer {{ name: "scores" type: "Power" bottom: "x" top: "y" power_param {{ scale: 2 }} }}
+layer {{ name: "{type}" type: "{type}" bottom: "y" top: "a" {tops} }}
+layer {{ name: "loss" type: "SoftmaxWithLoss" bottom: "{scores}" bottom: "label" top: "loss" }}
+layer {{ name: "behind" type: "ReLU" bottom: "a" top: "{top}" }}
+"""
+
+
+@pytest.mark.parametrize("memory", ["keep", "train"])
+@pytest.mark.parametrize("kind", [("Split", 'top: "b"', "b"), ("Flatten", "", "y")], ids=lambda kind: kind[0])
+def test_a_loss_keeps_scores_that_a_later_layer_overwrites(caplog, kind, memory):
+    """As Caffe's does, which keeps probabilities; and no others."""
+    rng = np.random.default_rng(0)
+    values, grads, (layer, tops, scores) = rng.normal(size=(4, 5)), [], kind
+    for top in ("a", "z"):
+        net = Net(BEHIND.format(type=layer, tops=tops, scores=scores, top=top), TRAIN, seed=1, memory=memory)
+        assert ("loss/bottom" in net.internals) == (top == "a")
+        with caplog.at_level(logging.WARNING, "blobmem"):
+            net.forward(x=values, label=np.arange(4))
+            grads.append(net.backward()["x"].copy())
+    assert grads[0].any() and "of layer 'loss'" not in caplog.text
+    np.testing.assert_array_equal(*grads)

@@ -44,7 +44,7 @@ def pair(device, share=True, text=MLP):
 
 def test_reports_what_is_shared_and_why_not_the_rest(device):
     train, test, report = pair(device)
-    assert {"data", "ip1", "ip2", "loss", "loss/prob"} <= set(report.shared)
+    assert {"data", "ip1", "ip2", "loss", "loss/sums"} <= set(report.shared)
     assert test.blobs["ip1"].data_view.memory is train.blobs["ip1"].data_view.memory
     assert "filled once" in report.unshared["label"]
     assert "no blob of that name" in report.unshared["accuracy"]

@@ -42,9 +42,10 @@ OPS = {
     "sum_relu_backward": ("xxyy", {"slope": 0.1}), "sums_relu_backward": ("xxxyyy", {"slope": 0.1}),
     "sums_relu_batch_norm_scale_backward": ("xxxyyxvcycc", {"slope": 0.1, "accumulate": True}),
     "relu_bias_backward": ("xxyc", {"slope": 0.1, "accumulate": False}),
+    "softmax_loss_backward": ("xltfy", {"ignore_label": 1, "normalization": "VALID", "layer": "loss"}),
 }  # fmt: skip
 """Op -> its operands (x: a large input, y: a large output, c: of each channel, v: such, positive, p: of each plane, f: one
-number, r and s: x and y as planes, b: bytes, i: indices) and its attributes."""
+number, r and s: x and y as planes, b: bytes, i: indices, l: labels, t: two positive numbers for each of these) and its attributes."""
 
 
 def made(kinds, shape, rng):
@@ -56,6 +57,7 @@ def made(kinds, shape, rng):
         "y": lambda: np.full(shape, np.nan),
         "r": lambda: rng.normal(size=planes), "s": lambda: np.full(planes, np.nan), "b": lambda: rng.integers(0, 2, shape), "i": lambda: rng.integers(0, 3, shape),
     }  # fmt: skip
+    like |= {"l": lambda: rng.integers(0, channels, (outer, inner)), "t": lambda: rng.random((outer, 2, inner)) + 1}
     types = {"b": np.uint8, "i": np.int32}
     return [like[kind]().astype(types.get(kind, np.float32)) for kind in kinds]
 

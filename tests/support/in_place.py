@@ -5,7 +5,7 @@ from collections import Counter
 IN_PLACE = {
     "relu_forward", "relu_backward", "dropout_forward", "dropout_backward", "copy", "eltwise_sum",
     "eltwise_sum_backward", "scale_forward", "scale_backward_data", "batch_norm_forward", "batch_norm_inference",
-    "batch_norm_backward", "sum_arrays", "prelu_forward", "prelu_backward_data",
+    "batch_norm_backward", "sum_arrays", "prelu_forward", "prelu_backward_data", "softmax_loss_backward",
 }  # fmt: skip
 """Ops of the nets in `models/` that may write an output where an input of its size is, if they are the last to read it."""
 

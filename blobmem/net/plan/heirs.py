@@ -34,6 +34,7 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
     **dict.fromkeys(("bias_forward", "dropout_backward", "prelu_forward", "scale_backward_data"), ((0,), (2,))),
     **dict.fromkeys(("elu_backward", "power_backward"), ((0, 1, 2), (3,))),
     "axpy_forward": ((1, 2), (3,)),
+    "softmax_loss_backward": ((0,), (4,)),
     "prelu_backward_data": ((0, 2), (3,)),
     "scale_forward": ((0,), (3,)),
     "eltwise_sum": (_ALL_BUT_LAST, (-1,)),

@@ -55,7 +55,7 @@ _JOINED = frozenset({"concat_backward", "slice_backward"})
 """The same of all operands, along any axis but the first."""
 
 _LOSSES: dict[str, tuple[tuple[int, ...], int]] = {
-    "softmax_loss_forward": ((0, 1, 2), 3), "softmax_loss_backward": ((0, 1, 3), 2),
+    "softmax_loss_forward": ((0, 1, 2), 3), "softmax_loss_backward": ((0, 1, 2, 4), 3),
     "euclidean_loss_forward": ((0, 1, 2), 3), "euclidean_loss_backward": ((0, 2), 1),
     "sigmoid_cross_entropy_forward": ((0, 1), 2), "sigmoid_cross_entropy_backward": ((0, 1, 3), 2),
 }  # fmt: skip

@@ -16,9 +16,10 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.dtypes import exact
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.labels import bad_index
-from blobmem.ops.registry import op
+from blobmem.ops.registry import ArraySpec, op
 
 _KERNELS = Kernels("indices")
+_RUN, _CHUNK = 2048, 64  # as in the kernels: keys that a block sorts, and adds up the rows of
 _MOST_COLUMNS = 65535  # of blocks, the limit of a grid's second axis
 _INT32 = np.dtype(np.int32)
 
@@ -47,15 +48,33 @@ def gather_forward(x: CudaArray, index: CudaArray, bias: CudaArray | None, y: Cu
                   *_fault(x, layer, items))  # fmt: skip
 
 
-@op(family="cuda")
-def gather_backward(dy: CudaArray, index: CudaArray, dx: CudaArray, *, accumulate: bool, layer: str) -> None:
+def _keys_and_parts(dy: ArraySpec, index: ArraySpec, dx: ArraySpec, **_: Any) -> int:
+    chunks = -(-index.size // _CHUNK)
+    return 16 * index.size + 2 * chunks * dx.shape[1] * exact(dx.dtype).itemsize
+
+
+@op(family="cuda", workspace=_keys_and_parts)
+def gather_backward(dy: CudaArray, index: CudaArray, dx: CudaArray, *, accumulate: bool, layer: str,
+                    ws: CudaArray) -> None:  # fmt: skip
     """dx[i] (+)= the sum of dy[n] over the n with index[n] = i."""
-    items, size = dx.shape
+    (items, size), n = dx.shape, index.size
     if not accumulate:
         dx.zero()
-    columns = min(-(-size // (4 * THREADS)), _MOST_COLUMNS)
-    _KERNELS.run(dx, _kernel("scatter", index, dx), (index.size, columns), THREADS, dy, index, dx, index.size, size,
-                 items, *_fault(dx, layer, items))  # fmt: skip
+    if not n:
+        return
+    run = min(_RUN, max(64, 1 << (n - 1).bit_length()))
+    keys, other = (ws.part(8 * n * at, (8 * n,)) for at in range(2))
+    _KERNELS.run(dx, _kernel("sort_places", index, dx), -(-n // run), run // 2, index, keys, n, items, run,
+                 *_fault(dx, layer, items))  # fmt: skip
+    while run < n:
+        _KERNELS.over(dx, "merge_runs", n, keys, other, n, run, each=1)
+        keys, other, run = other, keys, 2 * run
+    parts, chunks = ws.part(16 * n, (ws.nbytes - 16 * n,)), -(-n // _CHUNK)
+    threads = min(THREADS, -(-size // 32) * 32)
+    grid = chunks, min(-(-size // threads), _MOST_COLUMNS)
+    _KERNELS.run(dx, "sum_chunks", grid, threads, dy, keys, dx, parts, n, size, accumulate)
+    if chunks > 1:
+        _KERNELS.run(dx, "join_chunks", grid, threads, keys, dx, parts, n, size, accumulate)
 
 
 @op(family="cuda")

@@ -8,7 +8,7 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.cuda.neuron import relu_forward
-from blobmem.ops.cuda.products import only_products, product
+from blobmem.ops.cuda.products import LARGE, only_products, product
 from blobmem.ops.registry import op
 
 _KERNELS = Kernels("linear")
@@ -22,6 +22,12 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
     """`inner_product_forward`, and with `relu` max(0, .) of that."""
     if not transpose and y.size <= _FEW and _LONG <= x.shape[1] <= _MOST_PRODUCTS // max(1, y.size):
         _KERNELS.run(y, "few_products", -(-y.size // 8), THREADS, x, w, b, y, y.size, *w.shape, relu)
+        return
+    if b is not None and not relu and y.nbytes >= LARGE:
+        # The bias first: reading and writing y once more takes longer. cublasLt would add it in no time, if each part
+        # of a product by rows that begin alike finds its own at a whole 16 bytes.
+        _KERNELS.over(y, "spread", y.size, b, y, y.size, b.size)
+        product(x, w, y, ws, transpose_b=not transpose, beta=1.0)
         return
     product(x, w, y, ws, transpose_b=not transpose)
     if b is not None:

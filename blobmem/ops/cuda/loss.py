@@ -7,6 +7,7 @@ next waits.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
@@ -18,7 +19,7 @@ MOST_PARTS = 2048
 """Blocks of a launch that sums, at most: every one leaves a part of 16 bytes."""
 
 _KERNELS = Kernels("loss")
-_LEAST = 1.1754943508222875e-38  # the smallest normal float32, for the logarithm of a probability that vanished
+_MOST = -math.log(1.1754943508222875e-38)  # the loss of a probability below the smallest normal float32
 _IN_FLIGHT = 1 << 18  # threads that fill any card
 
 
@@ -85,11 +86,12 @@ def count_bytes(label: ArraySpec) -> int:
 
 @op(family="cuda")
 def softmax_forward(x: CudaArray, y: CudaArray) -> None:
-    """y = exp(x) over its sum along the classes; x and y may be the same memory."""
+    """y = exp(x) over its sum along the classes; x and y may be the same memory, and of a half x y may be float32."""
     outer, classes, inner = x.shape
     if x.size:
         slices, blocks = strips(outer * inner, classes, inner)
-        _KERNELS.run(x, "softmax", blocks, THREADS, x, y, outer * inner, classes, inner, slices)
+        kernel = "softmax" if x.dtype == y.dtype else "softmax_exact"
+        _KERNELS.run(x, kernel, blocks, THREADS, x, y, outer * inner, classes, inner, slices)
 
 
 @op(family="cuda")
@@ -102,38 +104,44 @@ def softmax_backward(y: CudaArray, dy: CudaArray, dx: CudaArray) -> None:
 
 
 @op(family="cuda", workspace=strip_parts)
-def softmax_loss_forward(x: CudaArray, label: CudaArray, prob: CudaArray, loss: CudaArray, *, ignore_label: int | None,
+def softmax_loss_forward(x: CudaArray, label: CudaArray, sums: CudaArray, loss: CudaArray, *, ignore_label: int | None,
                          normalization: str, layer: str, ws: CudaArray) -> None:  # fmt: skip
-    """prob = softmax of x; loss = the mean of -log prob[label] over what `normalization` counts."""
+    """loss = the mean of -log softmax(x)[label] over what `normalization` counts.
+
+    sums (outer, 2, inner) = the largest x along the classes, and the sum of exp(x - that), for the gradient.
+    """
     outer, classes, inner = x.shape
     if not x.size:
         loss.zero()
         return
     slices, blocks = strips(outer * inner, classes, inner)
     divisor = loss_divisor(normalization, outer, inner, ignore_label)
-    _KERNELS.run(x, "softmax_loss", blocks, THREADS, x, label, prob, loss, ws, outer * inner, classes, inner, slices,
-                 ignore_as_number(ignore_label), _LEAST, divisor, *label_fault(x, layer, classes))  # fmt: skip
+    _KERNELS.run(x, "softmax_loss", blocks, THREADS, x, label, sums, loss, ws, outer * inner, classes, inner, slices,
+                 ignore_as_number(ignore_label), _MOST, divisor, *label_fault(x, layer, classes))  # fmt: skip
     finish(ws, blocks, loss, divisor)
 
 
-def _counts(prob: ArraySpec, label: ArraySpec, *_: ArraySpec, **attributes: Any) -> int:
+def _counts(x: ArraySpec, label: ArraySpec, *_: ArraySpec, **attributes: Any) -> int:
     return count_bytes(label)
 
 
 @op(family="cuda", workspace=_counts)
-def softmax_loss_backward(prob: CudaArray, label: CudaArray, dloss: CudaArray, dx: CudaArray, *,
+def softmax_loss_backward(x: CudaArray, label: CudaArray, sums: CudaArray, dloss: CudaArray, dx: CudaArray, *,
                           ignore_label: int | None, normalization: str, layer: str,
                           ws: CudaArray) -> None:  # fmt: skip
-    """dx = dloss * (prob - 1 at the label) over the normalizer, 0 at ignored labels."""
-    outer, classes, inner = prob.shape
-    if not prob.size:
+    """dx = dloss * (softmax(x) - 1 at the label) over the normalizer, 0 at ignored labels.
+
+    sums is what forward has made of x; x and dx may be the same memory.
+    """
+    outer, classes, inner = x.shape
+    if not x.size:
         return
     slices, blocks = strips(outer * inner, classes, inner)
     ignore = ignore_as_number(ignore_label)
     divisor = loss_divisor(normalization, outer, inner, ignore_label)
     counts = count_labels(label, classes, ignore, divisor, ws)
-    _KERNELS.run(dx, "softmax_loss_gradient", blocks, THREADS, prob, label, dloss, dx, ws, counts, outer * inner,
-                 classes, inner, slices, ignore, divisor, *label_fault(prob, layer, classes))  # fmt: skip
+    _KERNELS.run(x, "softmax_loss_gradient", blocks, THREADS, x, label, sums, dloss, dx, ws, counts, outer * inner,
+                 classes, inner, slices, ignore, divisor, *label_fault(x, layer, classes))  # fmt: skip
 
 
 @op(family="cuda", workspace=_counts)

@@ -6,12 +6,20 @@ element. Its gradient, which carries the loss weight, is read from such an array
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from blobmem.ops.host.loss_kernels import judge_labels, label_gradient, label_losses, softmax, softmax_gradient
+from blobmem.ops.host.loss_kernels import (
+    judge_labels,
+    score_gradient,
+    score_losses,
+    softmax,
+    softmax_gradient,
+    softmax_sums,
+)
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.labels import bad_label, ignore_as_number, normalizer
 from blobmem.ops.registry import op
@@ -21,16 +29,19 @@ PARTS = 64
 
 _GRAIN = 4096
 _CHUNK = 256
-_LEAST = 1.1754943508222875e-38  # the smallest normal float32, for the logarithm of a probability that vanished
+_MOST = -math.log(1.1754943508222875e-38)
+"""The loss of a probability below the smallest normal float32."""
 
 
-def _softmax(kernel: Callable[..., Any], *arrays: np.ndarray) -> None:
+def _softmax(kernel: Callable[..., Any], *arrays: np.ndarray, scratch: int = 2, more: tuple[float, ...] = ()) -> None:
+    """Run a kernel over items of neighbouring positions, with `scratch` numbers for each of these."""
     outer, classes, inner = arrays[0].shape
     if arrays[0].size == 0:
         return
     chunk = min(inner, _CHUNK)
-    parallel_for(kernel, outer * -(-inner // chunk), *(a.reshape(-1) for a in arrays), classes, inner, chunk,
-                 grain=1 + _GRAIN // (classes * chunk), scratch_of=(2 * chunk, arrays[0].dtype))  # fmt: skip
+    parallel_for(kernel, outer * -(-inner // chunk), *(a.reshape(-1) for a in arrays), classes, inner, chunk, *more,
+                 grain=1 + _GRAIN // (classes * chunk),
+                 scratch_of=(scratch * chunk, arrays[0].dtype) if scratch else None)  # fmt: skip
 
 
 @op
@@ -63,30 +74,34 @@ def sum_in_parts(kernel: Callable[..., Any], size: int, *args: Any) -> float:
 
 
 @op
-def softmax_loss_forward(x: np.ndarray, label: np.ndarray, prob: np.ndarray, loss: np.ndarray, *,
+def softmax_loss_forward(x: np.ndarray, label: np.ndarray, sums: np.ndarray, loss: np.ndarray, *,
                          ignore_label: int | None, normalization: str, layer: str) -> None:  # fmt: skip
-    """prob = softmax of x; loss = the mean of -log prob[label] over what `normalization` counts.
+    """loss = the mean of -log softmax(x)[label] over what `normalization` counts.
 
-    Raises NetError naming `layer` for a label that is neither a class nor `ignore_label`, before anything is written.
+    sums (outer, 2, inner) = the largest x along the classes, and the sum of exp(x - that), for the gradient. Raises
+    NetError naming `layer` for a label that is neither a class nor `ignore_label`, before anything is written.
     """
     outer, classes, inner = x.shape
     ignore = ignore_as_number(ignore_label)
     valid = count_labels(label, classes, ignore, layer)
-    softmax_forward(x, prob)
-    total = sum_in_parts(label_losses, label.size, prob.reshape(-1), label.reshape(-1), classes, inner, ignore, _LEAST)
+    _softmax(softmax_sums, x, sums, scratch=0)
+    total = sum_in_parts(score_losses, label.size, x.reshape(-1), label.reshape(-1), sums.reshape(-1), classes, inner,
+                         ignore, _MOST)  # fmt: skip
     loss.fill(total / normalizer(normalization, outer, inner, valid))
 
 
 @op
-def softmax_loss_backward(prob: np.ndarray, label: np.ndarray, dloss: np.ndarray, dx: np.ndarray, *,
+def softmax_loss_backward(x: np.ndarray, label: np.ndarray, sums: np.ndarray, dloss: np.ndarray, dx: np.ndarray, *,
                           ignore_label: int | None, normalization: str, layer: str) -> None:  # fmt: skip
-    """dx = dloss * (prob - 1 at the label) over the normalizer, 0 at ignored labels. Raises as forward does."""
-    outer, classes, inner = prob.shape
+    """dx = dloss * (softmax(x) - 1 at the label) over the normalizer, 0 at ignored labels.
+
+    sums is what forward has made of x; x and dx may be the same memory. Raises as forward does.
+    """
+    outer, classes, inner = x.shape
     ignore = ignore_as_number(ignore_label)
     valid = count_labels(label, classes, ignore, layer)
     scale = float(dloss.reshape(-1)[0]) / normalizer(normalization, outer, inner, valid)
-    parallel_for(label_gradient, outer, prob.reshape(-1), label.reshape(-1), dx.reshape(-1), classes, inner,
-                 ignore, scale, grain=1 + 8 * _GRAIN // max(1, classes * inner))  # fmt: skip
+    _softmax(score_gradient, x, label, sums, dx, scratch=1, more=(ignore, scale))
 
 
 @op

@@ -90,19 +90,60 @@ def label_losses(start, stop, prob, label, classes, inner, ignore, least, parts)
 
 
 @kernel
-def label_gradient(start, stop, prob, label, dx, classes, inner, ignore, scale):
-    """Outer indices [start, stop); labels have been checked."""
-    t = prob.dtype.type
-    size = classes * inner
-    for i in range(start, stop):
-        probs, dxs = prob[i * size : (i + 1) * size], dx[i * size : (i + 1) * size]
-        for j in range(size):
-            dxs[j] = probs[j] * t(scale)
-        for j in range(inner):
-            value = label[i * inner + j]
-            if value == ignore:
-                for c in range(classes):
-                    dxs[c * inner + j] = 0
-            else:
-                at = np.int64(value) * inner + j
-                dxs[at] = (probs[at] - t(1)) * t(scale)
+def softmax_sums(start, stop, x, sums, classes, inner, chunk):
+    """Items as in `softmax`: the largest x of each position, and the sum of exp(x - that)."""
+    parts = (inner + chunk - 1) // chunk
+    for item in range(start, stop):
+        j0 = item % parts * chunk
+        n = min(chunk, inner - j0)
+        first, at = item // parts * classes * inner + j0, item // parts * 2 * inner + j0
+        most, total = sums[at : at + n], sums[at + inner : at + inner + n]
+        for j in range(n):
+            most[j] = x[first + j]
+            total[j] = 0
+        for c in range(1, classes):
+            xs = x[first + c * inner : first + c * inner + n]
+            for j in range(n):
+                most[j] = max(most[j], xs[j])
+        for c in range(classes):
+            xs = x[first + c * inner : first + c * inner + n]
+            for j in range(n):
+                total[j] += np.exp(xs[j] - most[j])
+
+
+@kernel
+def score_losses(start, stop, x, label, sums, classes, inner, ignore, bound, parts):
+    """parts[p] = the sum of -log softmax(x)[label], `bound` at most, over part p of the positions, for parts
+    [start, stop)."""
+    for part in range(start, stop):
+        total = 0.0
+        for at in range(label.size * part // parts.size, label.size * (part + 1) // parts.size):
+            value = label[at]
+            if value != ignore:
+                i, j = at // inner, at % inner
+                below = np.float64(sums[2 * i * inner + j]) - x[(i * classes + np.int64(value)) * inner + j]
+                loss = math.log(sums[(2 * i + 1) * inner + j]) + below
+                total += loss if not loss > bound else bound
+        parts[part] = total
+
+
+@kernel
+def score_gradient(start, stop, scratch, x, label, sums, dx, classes, inner, chunk, ignore, scale):
+    """Items as in `softmax`; dx may be x. Labels have been checked."""
+    t = x.dtype.type
+    parts = (inner + chunk - 1) // chunk
+    for item in range(start, stop):
+        j0 = item % parts * chunk
+        n = min(chunk, inner - j0)
+        first, at = item // parts * classes * inner + j0, item // parts * 2 * inner + j0
+        most, labels = sums[at : at + n], label[item // parts * inner + j0 : item // parts * inner + j0 + n]
+        factors = scratch[:n]
+        for j in range(n):
+            factors[j] = t(scale) / sums[at + inner + j]
+        for c in range(classes):
+            xs, dxs = x[first + c * inner : first + c * inner + n], dx[first + c * inner : first + c * inner + n]
+            for j in range(n):
+                dxs[j] = t(0) if labels[j] == ignore else np.exp(xs[j] - most[j]) * factors[j]
+        for j in range(n):
+            if labels[j] != ignore:
+                dx[first + np.int64(labels[j]) * inner + j] -= t(scale)

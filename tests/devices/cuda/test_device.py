@@ -180,10 +180,10 @@ def test_bad_values_are_raised_when_waited_for(device):
     x.zero()
     label = device.as_array(device.allocate(512), (3, 1), np.float32)
     device.memcpy_htod(label.address, np.array([1, 12, 3], np.float32))
-    prob = device.as_array(device.allocate(512), (3, 10, 1), np.float32)
+    sums = device.as_array(device.allocate(512), (3, 2, 1), np.float32)
     loss = device.as_array(device.allocate(512), (), np.float32)
     ws = device.as_array(device.allocate(MIB), (MIB,), np.uint8)
-    softmax_loss_forward(x, label, prob, loss, ignore_label=None, normalization="VALID", layer="loss", ws=ws)
+    softmax_loss_forward(x, label, sums, loss, ignore_label=None, normalization="VALID", layer="loss", ws=ws)
     with pytest.raises(NetError, match="'loss'.*12"):
         device.synchronize()
     device.synchronize()

@@ -133,7 +133,7 @@ def test_plan_over_lower_bound(monkeypatch, check, largest_load, name, phase, up
     assert largest_load(found.arena) == bound, "nothing is planned to live longer than it does"
     assert 0 < plan.nbytes <= 1.02 * bound
     everything = sum(life.nbytes for life in found.arena)
-    assert plan.nbytes < 0.9 * everything or (name, phase) == ("lstm_lm", TEST), "or there was nothing to plan"
+    assert plan.nbytes < 0.9 * everything or name == "lstm_lm", "or there was nothing to plan, as of one large array"
     assert device.statistics.bytes_held == 0
 
 

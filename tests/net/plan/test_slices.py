@@ -174,21 +174,22 @@ def test_two_slices_give_the_bits_of_a_loss(make):
 
 
 def test_the_least_is_what_slices_and_their_ends_take():
-    """Of scores: what they are made of, whole, and its gradient; and of a slice scores, probabilities, labels, and a
-    loss with its gradient."""
+    """Of scores: what they are made of, whole, and its gradient; and of a slice scores, in whose place their gradient is
+    made, and the sums of their exponentials."""
     ends, scores = 16 * 4 * 32 * 4, 16 * 4 * CLASSES * 4
     net = fed(built(words(), SimulatedDevice(least(words()))))
-    assert net._sliced.number == 16 and net.layer_names[net._sliced.layers[0]] == "fc"
-    assert net.planned().nbytes == 2 * ends + 2 * scores // 16 + 2 * 512 + 4
+    assert net._sliced.number == 16
+    assert net.planned().nbytes == 2 * ends + scores // 16 + 2 * 4 * 4
     whole = built(words(), SimulatedDevice(least(words(), passes=())), passes=())
-    assert whole.planned().nbytes == 2 * scores
+    assert whole.planned().nbytes == scores + ends
 
 
 def test_the_fewest_slices_that_do():
     ends, scores = 16 * 4 * 32 * 4, 16 * 4 * CLASSES * 4
-    beside = least(words()) - 2 * ends - 2 * scores // 16
-    for number in (2, 4, 8):
-        limit = beside + 2 * ends + 2 * scores // number
+    limit = least(words())
+    beside = limit - built(words(), SimulatedDevice(limit)).planned().nbytes
+    for number in (2, 4, 8):  # labels, sums, and a loss and its gradient, have 512 bytes each, or 4
+        limit = beside + 2 * ends + scores // number + 3 * 512 + 4
         assert built(words(), SimulatedDevice(limit))._sliced.number == number
         assert built(words(), SimulatedDevice(limit - 1))._sliced.number == 2 * number
 
@@ -345,7 +346,8 @@ def test_layers_in_slices_run_together():
 
 
 def test_what_is_made_anew_wants_what_forward_had():
-    net = fed(built(words(), SimulatedDevice(least(words()))))
+    net = fed(built(words(), SimulatedDevice(least(words()) + 2048)))
+    assert net.layer_names[net._sliced.layers[0]] == "fc"
     net.run_forward()
     net.run_forward(0, net._sliced.layers[0] - 1)
     with pytest.raises(

@@ -32,7 +32,37 @@ def test_gather(biased, whole, items, count, size, dtype, cuda, rng):
 def test_gather_backward(accumulate, whole, items, count, size, dtype, cuda, rng):
     dy, index = rng.normal(size=(count, size)).astype(dtype), picked(rng, items, count, dtype, whole)
     dx = rng.normal(size=(items, size)).astype(dtype) if accumulate else np.full((items, size), np.nan, dtype)
-    cuda.compare("gather_backward", dy, index, dx, atol=0, accumulate=accumulate, layer="embed")
+    cuda.compare("gather_backward", dy, index, dx, accumulate=accumulate, layer="embed")
+
+
+@pytest.mark.parametrize("size", [3, 40])
+@pytest.mark.parametrize("count", [64, 65, 128, 2049, 5000])
+def test_many_rows_of_one_item(count, size, cuda, rng):
+    """Most are of one item, which is in many chunks; the sums are those in whole numbers, the same in any order."""
+    index = np.where(rng.random(count) < 0.9, 5, rng.integers(0, 300, count)).astype(np.float32)
+    dy = rng.integers(-9, 9, (count, size)).astype(np.float32)
+    for accumulate in (False, True):
+        dx = np.full((300, size), 2 if accumulate else np.nan, np.float32)
+        cuda.compare("gather_backward", dy, index, dx, atol=0, accumulate=accumulate, layer="embed")
+    dy = rng.normal(size=(count, size)).astype(np.float32)
+    one, other = (cuda.run("gather_backward", dy, index, dx, accumulate=False, layer="embed")[2] for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("items, count", [(1, 1), (1, 300), (7, 4096), (5000, 4097)])
+def test_rows_are_added_up_in_the_order_of_their_places(items, count, cuda, rng):
+    """So that what rounding leaves of large numbers of both signs is known, but for where chunks of 64 keys end."""
+    index = rng.integers(0, items, count).astype(np.int32)
+    dy = (rng.normal(size=(count, 1)) * 10.0 ** rng.integers(0, 6, (count, 1))).astype(np.float32)
+    got = cuda.run("gather_backward", dy, index, np.zeros((items, 1), np.float32), accumulate=False, layer="embed")[2]
+    order = np.argsort(index, kind="stable")
+    expected, parts = np.zeros((items, 1), np.float32), {}
+    for at, place in enumerate(order):
+        key = index[place], at // 64
+        parts[key] = parts.get(key, np.float32(0)) + dy[place]
+    for (item, _), part in parts.items():
+        expected[item] += part
+    np.testing.assert_array_equal(got, expected)
 
 
 @DTYPES

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from blobmem.ops.cuda import linear
+
 SHAPES = [(3, 5, 4), (1, 1, 1), (64, 33, 10), (7, 700, 301), (1, 92, 70), (400, 1, 3), (600, 8, 40)]  # M, K, N
 
 
@@ -41,6 +43,17 @@ def test_inner_product_and_relu(cuda, rng, shape, bias, dtype):
     if hasattr(cuda.device, "launches"):
         few = m * n <= 2048 and k >= 32
         assert cuda.device.launches[begun:] == ["few_products" if few else "add_bias" if bias else "relu"]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_large_result_has_its_bias_first(monkeypatch, cuda, rng, shape, dtype):
+    monkeypatch.setattr(linear, "LARGE", 0)
+    m, k, n = shape
+    x, w, b = (rng.normal(size=size).astype(dtype) for size in ((m, k), (n, k), n))
+    begun = len(getattr(cuda.device, "launches", ()))
+    cuda.compare("inner_product_forward", x, w, b, np.full((m, n), np.nan, dtype), transpose=False)
+    if hasattr(cuda.device, "launches"):
+        assert cuda.device.launches[begun:] == ["few_products" if m * n <= 2048 and k >= 32 else "spread"]
 
 
 def test_the_bias_of_one_row_is_a_copy(cuda, rng, dtype):

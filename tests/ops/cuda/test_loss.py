@@ -18,6 +18,10 @@ def labels(rng, shape, dtype, ignored=None):
     return result
 
 
+def sums_of(x):
+    return np.full((x.shape[0], 2, x.shape[2]), np.nan, x.dtype)
+
+
 @DTYPES
 @SHAPES
 def test_softmax(shape, dtype, cuda, rng):
@@ -52,10 +56,11 @@ def test_softmax_keeps_what_is_not_a_number_to_its_row(cuda):
 def test_softmax_loss(ignored, normalization, shape, dtype, cuda, rng):
     x, label = rng.normal(size=shape).astype(dtype) * 3, labels(rng, shape, dtype, ignored)
     attributes = {"ignore_label": ignored, "normalization": normalization, "layer": "loss"}
-    outputs = np.full_like(x, np.nan), np.full((), np.nan, dtype)
-    _, _, prob, _ = cuda.compare("softmax_loss_forward", x, label, *outputs, **attributes)
-    dloss = np.array([1.75], dtype)
-    cuda.compare("softmax_loss_backward", prob, label, dloss, np.full_like(x, np.nan), **attributes)
+    sums, loss, dloss = sums_of(x), np.full((), np.nan, dtype), np.array([1.75], dtype)
+    _, _, sums, _ = cuda.compare("softmax_loss_forward", x, label, sums, loss, **attributes)
+    dx = cuda.compare("softmax_loss_backward", x, label, sums, dloss, np.full_like(x, np.nan), **attributes)[4]
+    in_place = cuda.run("softmax_loss_backward", x, label, sums, dloss, x, **attributes)[4]
+    np.testing.assert_array_equal(in_place, dx)
 
 
 @DTYPES
@@ -63,8 +68,8 @@ def test_all_labels_ignored_or_fractional(dtype, cuda, rng):
     x = rng.normal(size=(6, 4, 3)).astype(dtype)
     attributes = {"ignore_label": 2, "normalization": "VALID", "layer": "loss"}
     for label in (np.full((6, 3), 2, dtype), np.full((6, 3), 1.75, dtype)):
-        cuda.compare("softmax_loss_forward", x, label, np.zeros_like(x), np.ones(1, dtype), **attributes)
-        cuda.compare("softmax_loss_backward", x, label, np.ones(1, dtype), np.ones_like(x), **attributes)
+        sums = cuda.compare("softmax_loss_forward", x, label, sums_of(x), np.ones(1, dtype), **attributes)[2]
+        cuda.compare("softmax_loss_backward", x, label, sums, np.ones(1, dtype), np.ones_like(x), **attributes)
 
 
 @DTYPES
@@ -79,8 +84,8 @@ def test_divide_by_labels(ignored, dtype, cuda, rng):
 def test_a_probability_that_vanished(cuda):
     x = np.array([[[0], [-2000]], [[-300], [0]]], np.float32)
     attributes = {"ignore_label": None, "normalization": "FULL", "layer": "loss"}
-    loss = cuda.compare("softmax_loss_forward", x, np.array([[1], [0]], np.float32), x.copy(), np.zeros(1, np.float32),
-                        **attributes)[3]  # fmt: skip
+    label, loss = np.array([[1], [0]], np.float32), np.zeros(1, np.float32)
+    loss = cuda.compare("softmax_loss_forward", x, label, sums_of(x), loss, **attributes)[3]
     assert 87 < loss[0] < 88
 
 
@@ -89,11 +94,24 @@ def test_many_positions_are_summed_in_parts(cuda, rng):
     x = rng.normal(size=(2, 3, 1500)).astype(np.float32)
     label = labels(rng, x.shape, x.dtype, 255)
     attributes = {"ignore_label": 255, "normalization": "VALID", "layer": "loss"}
-    operands = x, label, np.zeros_like(x), np.zeros(1, np.float32)
+    operands = x, label, sums_of(x), np.zeros(1, np.float32)
     first = cuda.compare("softmax_loss_forward", *operands, **attributes)
     again = cuda.run("softmax_loss_forward", *operands, **attributes)
     assert first[3].tobytes() == again[3].tobytes()
-    cuda.compare("softmax_loss_backward", first[2], label, np.ones(1, np.float32), np.zeros_like(x), **attributes)
+    cuda.compare("softmax_loss_backward", x, label, first[2], np.ones(1, np.float32), np.zeros_like(x), **attributes)
+
+
+def test_scores_that_are_not_finite(cuda, rng):
+    """A row is not a number if one of its scores is, or all are -infinity; ignored ones have no gradient even so."""
+    x, label = rng.normal(size=(6, 700, 1)).astype(np.float32), np.zeros((6, 1), np.float32)
+    x[1, 650], x[2], x[3, 1], x[4, 1:], x[5, 0], label[5] = np.nan, -np.inf, np.inf, -np.inf, np.nan, 9
+    attributes = {"ignore_label": 9, "normalization": "FULL", "layer": "loss"}
+    _, _, sums, loss = cuda.run("softmax_loss_forward", x, label, sums_of(x), np.zeros(1, np.float32), **attributes)
+    dx = cuda.run("softmax_loss_backward", x, label, sums, np.ones(1, np.float32), np.zeros_like(x), **attributes)[4]
+    assert np.isnan(loss[0]) and np.isnan(dx[1:4]).any((1, 2)).all() and np.isfinite(dx[[0, 4]]).all()
+    assert not dx[4:].any()
+    x, label = x[4:5], label[4:5]  # whose only score that counts is the label's
+    assert not cuda.run("softmax_loss_forward", x, label, sums_of(x), np.ones(1, np.float32), **attributes)[3]
 
 
 @DTYPES
@@ -104,12 +122,12 @@ def test_a_label_that_is_no_class(value, dtype, cuda, rng):
     attributes = {"ignore_label": None, "normalization": "FULL", "layer": "ip"}
     message = f"layer 'ip': label {float(np.float32(value)):g} of item 6 is no class: expected 0 to 2; check the data"
     with pytest.raises(NetError) as caught:
-        cuda.run("softmax_loss_forward", x, label, np.zeros_like(x), np.zeros(1, dtype), **attributes)
+        cuda.run("softmax_loss_forward", x, label, sums_of(x), np.zeros(1, dtype), **attributes)
     assert str(caught.value).startswith(message)
     with pytest.raises(NetError, match="item 6 is no class"):
-        cuda.run("softmax_loss_backward", x, label, np.ones(1, dtype), np.zeros_like(x), **attributes)
+        cuda.run("softmax_loss_backward", x, label, sums_of(x), np.ones(1, dtype), np.zeros_like(x), **attributes)
     with pytest.raises(NetError) as of_host:
-        cuda.compare("softmax_loss_forward", x, label, np.zeros_like(x), np.zeros(1, dtype), **attributes)
+        cuda.compare("softmax_loss_forward", x, label, sums_of(x), np.zeros(1, dtype), **attributes)
     assert str(of_host.value) == str(caught.value)
     label[1, 2] = 2  # what went wrong is told once
-    cuda.compare("softmax_loss_forward", x, label, np.zeros_like(x), np.zeros(1, dtype), **attributes)
+    cuda.compare("softmax_loss_forward", x, label, sums_of(x), np.zeros(1, dtype), **attributes)

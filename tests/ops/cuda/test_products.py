@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from blobmem import dtypes
+from blobmem.ops.cuda import products
+from blobmem.ops.cuda.cublas import Cublas
 from blobmem.ops.cuda.products import WORKSPACE, batched_product, prepare, product
 
 SIZES = [(3, 4, 5), (1, 1, 1), (1, 70, 33), (70, 1, 33), (70, 33, 1), (65, 130, 17)]  # m, k, n
@@ -124,3 +127,51 @@ def test_shapes_that_do_not_fit(place, dtype):
             batched_product(*(array.reshape(1, *array.shape) for array in wrong), ws)
     with pytest.raises(ValueError, match="no product of shape"):
         batched_product(a.reshape(1, 3, 4), b, place(np.zeros((2, 3, 5), dtype)), ws)
+
+
+@pytest.mark.parametrize("columns, products_of_most", [(256, 1), (257, 4), (258, 2), (259, 4)], ids=str)
+@pytest.mark.parametrize("transpose_a, transpose_b", [(False, True), (False, False), (True, False)])
+def test_a_large_matrix_is_taken_by_rows_that_begin_alike(
+    monkeypatch, cuda, place, rng, transpose_a, transpose_b, columns, products_of_most
+):
+    """As a result (scores), as a factor (their gradient), and as one whose rows are summed over."""
+    monkeypatch.setattr(products, "LARGE", 0)
+    monkeypatch.setattr(cuda.device, "math", "tf32")
+    m, k, n = (9, 8, columns) if transpose_b else (columns, 9, 8) if transpose_a else (9, columns, 8)
+    expected, (a, b, c) = operands(rng, np.float32, m, k, n, transpose_a, transpose_b)
+    calls, cublas = [], cuda.device.library("cublas", Cublas)
+    monkeypatch.setattr(cuda.device, "library", lambda *_: cublas)
+    monkeypatch.setattr(cublas, "gemm", lambda *each, gemm=cublas.gemm: (calls.append(each), gemm(*each)))
+    for beta in (0.0, 0.5):
+        result = place(np.full_like(c, np.nan) if beta == 0 else c)
+        calls.clear()
+        product(
+            place(a), place(b), result, place.workspace(), transpose_a=transpose_a, transpose_b=transpose_b, beta=beta
+        )
+        np.testing.assert_allclose(place.back(result), expected + beta * c, rtol=0, atol=2e-3 * np.abs(expected).max())
+        most = [each for each in calls if max(each[3:6]) >= columns - 6]
+        assert len(most) == products_of_most
+        for *_, b_at, ldb, a_at, lda, _, c_at, ldc in most:
+            assert not any(at % 16 for at in (a_at, b_at, c_at)) and not any(ld % 4 for ld in (lda, ldb, ldc))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "transpose_a, transpose_b, products_of_all", [(False, True, 10), (False, False, 1), (True, False, 1)]
+)
+def test_of_halves_only_a_large_result_is_made_in_parts(
+    monkeypatch, cuda, place, rng, transpose_a, transpose_b, products_of_all, name
+):
+    """Of every fourth row each; parts of one sum would be rounded each."""
+    monkeypatch.setattr(products, "LARGE", 0)
+    m, k, n = (9, 8, 514) if transpose_b else (514, 9, 8) if transpose_a else (9, 514, 8)
+    calls, cublas = [], cuda.device.library("cublas", Cublas)
+    monkeypatch.setattr(cuda.device, "library", lambda *_: cublas)
+    monkeypatch.setattr(cublas, "gemm", lambda *each, gemm=cublas.gemm: (calls.append(each), gemm(*each)))
+    whole = [rng.integers(-1, 2, size) for size in ((m, k), (k, n), (m, n))]  # sums that halves have exactly
+    a, b, c = (array.astype(dtypes.of(name)) for array in whole)
+    result = place(c)
+    product(place(a.T if transpose_a else a), place(b.T if transpose_b else b), result, place.workspace(),
+            transpose_a=transpose_a, transpose_b=transpose_b, beta=1.0)  # fmt: skip
+    np.testing.assert_array_equal(place.back(result).astype(np.float64), whole[0] @ whole[1] + whole[2])
+    assert len(calls) == products_of_all

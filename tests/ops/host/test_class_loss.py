@@ -113,17 +113,15 @@ def test_infogain_loss(shape, normalization, ignored, dtype, garbage):
 def test_with_the_identity_infogain_is_the_softmax_loss(shape, dtype, garbage):
     x, label = values(dtype, *shape), labels(dtype, shape[1], shape[0], shape[2])
     attributes = {"ignore_label": 2, "normalization": "VALID", "layer": "l"}
-    results = []
-    for forward, backward, gain in (
-        (class_loss.infogain_loss_forward, infogain_backward, [np.eye(shape[1], dtype=dtype)]),
-        (loss.softmax_loss_forward, loss.softmax_loss_backward, []),
-    ):
-        prob, total, dx = garbage(*shape), garbage(), garbage(*shape)
-        forward(x, label, *gain, prob, total, **attributes)
-        backward(prob, label, *gain, np.ones((), dtype), dx, **attributes)
-        results.append((total, dx))
-    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-6)
-    near(results[0][1], results[1][1])
+    one, gain = np.ones((), dtype), np.eye(shape[1], dtype=dtype)
+    prob, sums = garbage(*shape), garbage(shape[0], 2, shape[2])
+    totals, gradients = (garbage(), garbage()), (garbage(*shape), garbage(*shape))
+    class_loss.infogain_loss_forward(x, label, gain, prob, totals[0], **attributes)
+    infogain_backward(prob, label, gain, one, gradients[0], **attributes)
+    loss.softmax_loss_forward(x, label, sums, totals[1], **attributes)
+    loss.softmax_loss_backward(x, label, sums, one, gradients[1], **attributes)
+    np.testing.assert_allclose(*totals, rtol=1e-6)
+    near(*gradients)
 
 
 LOSS = {"ignore_label": -1, "normalization": "VALID", "layer": "l"}

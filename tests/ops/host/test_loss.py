@@ -54,16 +54,18 @@ def test_softmax_backward(shape, in_place, dtype, close, garbage):
     np.testing.assert_allclose(dx, expected, atol={np.float32: 1e-6, np.float64: 1e-14}[dtype])
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("ignored", [None, -1, 1, 255])
 @pytest.mark.parametrize("normalization", NORMALIZERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_softmax_loss(shape, normalization, ignored, dtype, close, garbage):
+def test_softmax_loss(shape, normalization, ignored, in_place, dtype, close, garbage):
     x, label = values(dtype, *shape) * 3, labels(dtype, shape, ignored)
-    prob, total = garbage(*shape), garbage()
+    sums, total = garbage(shape[0], 2, shape[2]), garbage()
     attributes = {"ignore_label": ignored, "normalization": normalization, "layer": "l"}
-    loss.softmax_loss_forward(x, label, prob, total, **attributes)
-    p = softmax(x.astype(np.float64))
-    close(prob, p)
+    loss.softmax_loss_forward(x, label, sums, total, **attributes)
+    wide, most = x.astype(np.float64), x.max(1)
+    close(sums, np.stack([most, np.exp(wide - most[:, None]).sum(1)], 1))
+    p = softmax(wide)
     counts = label != ignored if ignored is not None else np.ones(label.shape, bool)
     outer, inner = np.nonzero(counts)
     classes = label[counts].astype(int)
@@ -72,18 +74,20 @@ def test_softmax_loss(shape, normalization, ignored, dtype, close, garbage):
     expected = p.copy()
     expected[outer, classes, inner] -= 1
     expected *= counts[:, None, :] * (1.75 / normalizer)
-    dx = garbage(*shape)
-    loss.softmax_loss_backward(prob, label, np.array(1.75, dtype), dx, **attributes)
+    dx = x if in_place else garbage(*shape)
+    loss.softmax_loss_backward(x, label, sums, np.array(1.75, dtype), dx, **attributes)
     np.testing.assert_allclose(dx, expected, atol={np.float32: 2e-6, np.float64: 1e-14}[dtype])
     assert not dx[np.broadcast_to(~counts[:, None, :], shape)].any()
 
 
 def test_all_labels_ignored(dtype, garbage):
     x, label = values(dtype, 2, 3, 1), np.full((2, 1), 9, dtype)
-    prob, total, dx = garbage(2, 3, 1), garbage(), garbage(2, 3, 1)
-    loss.softmax_loss_forward(x, label, prob, total, ignore_label=9, normalization="VALID", layer="l")
+    x[0, 1] = np.nan
+    sums, total, dx = garbage(2, 2, 1), garbage(), garbage(2, 3, 1)
+    attributes = {"ignore_label": 9, "normalization": "VALID", "layer": "l"}
+    loss.softmax_loss_forward(x, label, sums, total, **attributes)
     assert total == 0
-    loss.softmax_loss_backward(prob, label, np.ones((), dtype), dx, ignore_label=9, normalization="VALID", layer="l")
+    loss.softmax_loss_backward(x, label, sums, np.ones((), dtype), dx, **attributes)
     assert not dx.any()
 
 
@@ -98,45 +102,47 @@ def test_numbers_are_divided_by_the_labels_that_count(dtype, garbage):
 
 
 def test_a_probability_that_vanished_gives_a_finite_loss(dtype, garbage):
-    x, prob, total = np.array([[[0], [1e4]]], dtype), garbage(1, 2, 1), garbage()
+    x, sums, total = np.array([[[0], [1e4]]], dtype), garbage(1, 2, 1), garbage()
     loss.softmax_loss_forward(
-        x, np.zeros((1, 1), dtype), prob, total, ignore_label=None, normalization="VALID", layer="l"
+        x, np.zeros((1, 1), dtype), sums, total, ignore_label=None, normalization="VALID", layer="l"
     )
     # Caffe's bound is the smallest normal float
     assert 87 < total <= -np.log(np.finfo(dtype).tiny)
 
 
-def test_a_net_that_diverged_has_no_loss(dtype, garbage):
-    x, prob, total = np.array([[[np.nan], [1]]], dtype), garbage(1, 2, 1), garbage()
-    loss.softmax_loss_forward(
-        x, np.zeros((1, 1), dtype), prob, total, ignore_label=None, normalization="VALID", layer="l"
-    )
-    assert np.isnan(total)
+@pytest.mark.parametrize("scores", [(np.nan, 1), (1, np.nan), (-np.inf, -np.inf), (np.inf, 0)], ids=str)
+def test_a_net_that_diverged_has_no_loss(scores, dtype, garbage):
+    x, label, sums = np.array(scores, dtype).reshape(1, 2, 1), np.zeros((1, 1), dtype), garbage(1, 2, 1)
+    total, dx = garbage(), np.zeros_like(x)
+    attributes = {"ignore_label": None, "normalization": "VALID", "layer": "l"}
+    loss.softmax_loss_forward(x, label, sums, total, **attributes)
+    loss.softmax_loss_backward(x, label, sums, np.ones((), dtype), dx, **attributes)
+    assert np.isnan(total) and np.isnan(dx).any()
 
 
 @pytest.mark.parametrize("wrong", [3, -1, 1e9, np.nan, np.inf])
 def test_a_label_that_is_no_class(wrong, dtype):
     x, label = values(dtype, 4, 3, 2), labels(dtype, (4, 3, 2))
     label[2, 1] = wrong
-    prob, dx, total = np.ones_like(x), np.ones_like(x), np.ones((), dtype)
+    sums, dx, total = np.ones((4, 2, 2), dtype), np.ones_like(x), np.ones((), dtype)
     attributes = {"ignore_label": 2, "normalization": "VALID", "layer": "l"}
     with pytest.raises(NetError, match=r"layer 'l': label (3|-1|1e\+09|nan|inf) .*5 .*0 to 2"):
-        loss.softmax_loss_forward(x, label, prob, total, **attributes)
+        loss.softmax_loss_forward(x, label, sums, total, **attributes)
     with pytest.raises(NetError, match="0 to 2"):
-        loss.softmax_loss_backward(x, label, total, dx, **attributes)
-    for array in (prob, dx, total):
+        loss.softmax_loss_backward(x, label, sums, total, dx, **attributes)
+    for array in (sums, dx, total):
         assert (array == 1).all(), "written before the labels were looked at"
 
 
 def cases(dtype, shape):
     x, y, dy = (values(dtype, *shape, seed=i) for i in range(3))
-    label, one = labels(dtype, shape, -1), np.ones((), dtype)
+    label, one, sums = labels(dtype, shape, -1), np.ones((), dtype), np.ones((shape[0], 2, shape[2]), dtype)
     attributes = {"ignore_label": -1, "normalization": "VALID", "layer": "l"}
     return {
         "softmax": (loss.softmax_forward, (x, y), {}),
         "softmax_backward": (loss.softmax_backward, (x, dy, y), {}),
-        "loss": (loss.softmax_loss_forward, (x, label, y, one), attributes),
-        "loss_backward": (loss.softmax_loss_backward, (x, label, one, y), attributes),
+        "loss": (loss.softmax_loss_forward, (x, label, sums, one), attributes),
+        "loss_backward": (loss.softmax_loss_backward, (x, label, sums, one, y), attributes),
     }
 
 

@@ -68,12 +68,13 @@ extern "C" __global__ void infogain_loss(const D *x, const T *label, const T *ga
   double total = 0, count = 0;
   strips(positions, slices, [&](i64 at, int slice) {
     i64 row = row_of(at, classes, inner);
-    softmax_strip(x, prob, at < positions, row, classes, inner, slice, slices, shared);
+    softmax_strip(x + row, prob + row, at < positions, classes, inner, slice, slices, shared);
+    __syncthreads();  // probabilities that are read here may be another thread's
     if (at >= positions) return;
     int wanted = class_of(label, at, classes, ignore, slice == 0, fault, code);
     if (wanted < 0) return;
     const T *gains = gain + (i64)wanted * classes;
-    for (int c = slice; c < classes; c += slices) {  // the same that this thread has just written
+    for (int c = slice; c < classes; c += slices) {
       if (gains[c] == 0) continue;
       double p = (double)prob[row + c * inner];
       total -= (double)gains[c] * log(p < least ? least : p);

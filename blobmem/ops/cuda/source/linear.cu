@@ -1,6 +1,29 @@
 #include "common.cuh"
 #include "channel_maps.cuh"
 
+struct Spread {
+  typedef T At;
+  enum { GROUP = 4 };
+  const D *b;
+  D *y;
+  i64 columns;
+  __device__ __forceinline__ At at(i64 c) const {
+    while (c >= columns) c -= columns;
+    return b[c];
+  }
+  template <int W> __device__ __forceinline__ Lot<W> load(i64) const { return Lot<W>(); }
+  template <class V> __device__ __forceinline__ void apply(At v, V &values, int j) { values.at[j] = v; }
+  template <int W> __device__ __forceinline__ void store(i64 i, const Lot<W> &v) const { ::store<W>(y, i, v); }
+};
+
+// y[r, c] = b[c]; n elements in all. So many rows are taken for one that they make whole packs.
+extern "C" __global__ void spread(const D *b, D *y, i64 n, i64 columns) {
+  Spread map = {b, y, columns};
+  i64 channels = columns;
+  while (channels % PACK != 0) channels += columns;
+  map_channels(map, n, quotient(n, channels) * channels == n ? channels : columns, 1, aligned(y));
+}
+
 // y[r, c] += b[c], with ReLU if wanted; n elements in all
 extern "C" __global__ void add_bias(D *y, const D *b, i64 n, i64 columns, int relu) {
   map1_channels(y, y, n, columns, 1, [=](i64 c, T v) {

@@ -42,18 +42,95 @@ template <class A> __device__ __forceinline__ A strip_max(A value, A *shared, in
   return strip_reduce(value, shared, slices, [](A a, A b) { return a > b ? a : b; });
 }
 
-// y = softmax of x in the row at `row`, within `strips`; y may be x.
+#define LOWEST ((T)(sizeof(T) == 8 ? -1.7976931348623157e308 : -3.4028234663852886e38))
+
+// N values of the row at x from number c on, `slices` apart; -infinity beyond its end.
+template <int N> __device__ __forceinline__ Lot<N> values_from(const D *x, int c, int length, i64 inner, int slices) {
+  Lot<N> v;
+#pragma unroll
+  for (int k = 0; k < N; k++) v.at[k] = c + k * slices < length ? (T)x[(c + k * slices) * inner] : (T)__uint_as_float(0xff800000u);
+  return v;
+}
+
+// Calls f.take<N>(c, the N values from number c on) until a thread has had all of its values of a row: so many are loaded
+// before anything is done with them, and few where there are no more.
+template <class F>
+__device__ __forceinline__ void take_values(const D *x, int length, i64 inner, int slice, int slices, F &f) {
+  int c = slice;
+#pragma unroll 1
+  for (; c + 7 * slices < length; c += 8 * slices) f.take(c, values_from<8>(x, c, length, inner, slices));
+#pragma unroll 1
+  for (; c < length; c += 2 * slices) f.take(c, values_from<2>(x, c, length, inner, slices));
+}
+
+// y[c] = f(x[c], c)
+template <class Y, class F> struct RowMap {
+  Y *y;
+  int length, slices;
+  i64 inner;
+  F f;
+  template <int N> __device__ __forceinline__ void take(int c, const Lot<N> &v) {
+#pragma unroll
+    for (int k = 0; k < N; k++)
+      if (c + k * slices < length) y[(c + k * slices) * inner] = f(v.at[k], c + k * slices);
+  }
+};
+
+// y[c] = f(x[c], c) for the values of the row at x and y, which may be one; within `strips`. Values that lie side by side
+// are taken in packs, but for the few before and behind those that are aligned.
+template <class Y, class F>
+__device__ __forceinline__ void map_row(const D *x, Y *y, int length, i64 inner, int slice, int slices, F f) {
+  int first = (int)((16 - ((u64)x & 15)) % 16 / sizeof(D)), last = first + (length - first) / PACK * PACK, step = slices * PACK;
+  if (inner > 1 || length < 2 * PACK || !aligned(y + first)) {
+    RowMap<Y, F> map = {y, length, slices, inner, f};
+    take_values(x, length, inner, slice, slices, map);
+    return;
+  }
+#pragma unroll 1
+  for (int c = first + slice * PACK; c < last; c += 2 * step) {
+    bool both = c + step < last;
+    Lot<PACK> v = load<PACK>(x, c), w = load<PACK>(x, both ? c + step : c);
+#pragma unroll
+    for (int k = 0; k < PACK; k++) v.at[k] = f(v.at[k], c + k);
+    store<PACK>(y, c, v);
+    if (!both) break;
+#pragma unroll
+    for (int k = 0; k < PACK; k++) w.at[k] = f(w.at[k], c + step + k);
+    store<PACK>(y, c + step, w);
+  }
+  for (int e = slice; e < length - (last - first); e += slices) {
+    int c = e < first ? e : e + last - first;
+    y[c] = f(x[c], c);
+  }
+}
+
+// What makes probabilities of a row: the largest value, and the sum of exp(x - that).
+struct Sums {
+  T most, sum;
+  template <int N> __device__ __forceinline__ void take(int, const Lot<N> &v) {
+    T before = most;
+#pragma unroll
+    for (int k = 0; k < N; k++) most = max_of(v.at[k], most);
+    sum *= exp(before - most);
+#pragma unroll
+    for (int k = 0; k < N; k++) sum += exp(v.at[k] - most);
+  }
+};
+
+// That of the row at x, by one reading, within `strips`; `length` is 0 beyond the last row.
+__device__ __forceinline__ Sums softmax_sums(const D *x, int length, i64 inner, int slice, int slices, T *shared) {
+  Sums mine = {LOWEST, 0};
+  take_values(x, length, inner, slice, slices, mine);
+  T most = strip_max(mine.most, shared, slices);
+  return Sums{most, strip_sum(mine.sum * exp(mine.most - most), shared, slices)};
+}
+
+// y = softmax of the row at x, which y may be, within `strips`.
 template <class Y>
-__device__ __forceinline__ void softmax_strip(const D *x, Y *y, bool inside, i64 row, int classes, i64 inner, int slice,
-                                              int slices, T *shared) {
-  if (!inside) classes = 0;
-  T most = inside ? x[row] : (T)0;
-  for (int c = slice; c < classes; c += slices) most = max_of(x[row + c * inner], most);
-  most = strip_max(most, shared, slices);
-  T sum = 0;
-  for (int c = slice; c < classes; c += slices) sum += exp(x[row + c * inner] - most);
-  sum = strip_sum(sum, shared, slices);
-  for (int c = slice; c < classes; c += slices) y[row + c * inner] = exp(x[row + c * inner] - most) / sum;
+__device__ __forceinline__ void softmax_strip(const D *x, Y *y, bool inside, int classes, i64 inner, int slice, int slices,
+                                              T *shared) {
+  Sums sums = softmax_sums(x, inside ? classes : 0, inner, slice, slices, shared);
+  if (inside) map_row(x, y, classes, inner, slice, slices, [=](T v, int) { return exp(v - sums.most) / sums.sum; });
 }
 
 // The class that a label stands for; -1 for one that is no class, which is reported.
