@@ -41,6 +41,7 @@ from benchmarks.gpu import words  # noqa: E402
 from blobmem import devices, dtypes  # noqa: E402
 from blobmem.devices.cuda.predicted import PredictedCuda  # noqa: E402
 from blobmem.memory import Intent, SyncedMemory  # noqa: E402
+from blobmem.net.plan.again import Less  # noqa: E402
 from blobmem.net.plan.places import draft  # noqa: E402
 from blobmem.net.plan.times import LINK, Times  # noqa: E402
 from blobmem.ops.call import Call  # noqa: E402
@@ -102,7 +103,7 @@ class Problem:
 
 def problem_of(net: Any) -> Problem:
     """The problem of a net that has not run, whose solver's updates are placed."""
-    made = net._made((), 1)
+    made = net._made(Less(), 1)
     made.drawn = draft(net, made.schedules, made.kept)
     times, problem = Times(net.device), Problem()
     ahead, behind = made.drawn.units

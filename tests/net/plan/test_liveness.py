@@ -88,8 +88,8 @@ def test_an_array_filled_slice_by_slice_is_not_pinned_and_one_with_a_gap_is():
     left.bind_data(whole, 0)
     right.bind_data(whole, BLOCK)
     calls = [call("fill", overwrite(left)), call("fill", overwrite(right)), call("pool", read(both))]
-    assert lifetimes(calls) == ([Lifetime(whole, 1024, 0, 2)], {}, {})
-    assert lifetimes([calls[0], calls[2]]) == ([], {whole: 1024}, {})
+    assert lifetimes(calls)[:3] == ([Lifetime(whole, 1024, 0, 2)], {}, {})
+    assert lifetimes([calls[0], calls[2]])[:3] == ([], {whole: 1024}, {})
 
 
 @pytest.mark.parametrize(
@@ -105,20 +105,20 @@ def test_an_array_filled_slice_by_slice_is_not_pinned_and_one_with_a_gap_is():
 )
 def test_what_matters_beyond_the_pass_is_pinned(blobs, use):
     a, *_ = blobs
-    assert lifetimes([use(a), call("fill", overwrite(a))]) == ([], {memory(a): 400}, {})
+    assert lifetimes([use(a), call("fill", overwrite(a))])[:3] == ([], {memory(a): 400}, {})
 
 
 def test_a_parameters_gradient_is_pinned_as_it_is_added_to(blobs):
     a, *_ = blobs
     calls = [call("conv_backward_weights", accumulate_diff(a)), call("sgd", read_diff(a), write(a))]
-    assert lifetimes(calls) == ([], {a.diff_view.memory: 400, memory(a): 400}, {})
+    assert lifetimes(calls)[:3] == ([], {a.diff_view.memory: 400, memory(a): 400}, {})
 
 
 def test_what_somebody_keeps_is_pinned(blobs):
     a, b, *_ = blobs
     calls = [call("fill", overwrite(a)), call("pool", read(a), overwrite(b))]
     found = lifetimes(calls, keep={memory(b)})
-    assert found == ([Lifetime(memory(a), 400, 0, 1)], {memory(b): 400}, {})
+    assert found[:3] == ([Lifetime(memory(a), 400, 0, 1)], {memory(b): 400}, {})
 
 
 def test_scratch_lives_as_long_as_its_call(blobs):

@@ -340,8 +340,8 @@ def canaries(monkeypatch):
     """Leave room for 512 bytes behind each array."""
     real = places.layout
 
-    def with_canaries(lives):
-        plan = real([life._replace(nbytes=-(-life.nbytes // 512) * 512 + 512) for life in lives])
+    def with_canaries(lives, **how):
+        plan = real([life._replace(nbytes=-(-life.nbytes // 512) * 512 + 512) for life in lives], **how)
         return Layout(plan.offsets, plan.nbytes)
 
     monkeypatch.setattr(places, "layout", with_canaries)
@@ -978,7 +978,7 @@ def test_an_interruption_while_a_plan_is_made_leaves_a_net_that_can_be_planned(m
     loss = expected.run_forward()
     net = chain(SimulatedDevice(), "train")
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
