@@ -488,16 +488,8 @@ class Transfer(Step):
 
     OPS = frozenset({"evict", "fetch"})
 
-    def __init__(
-        self,
-        call: Call,
-        device: Device,
-        on_host: bool,
-        done: Done,
-        streams: int = 1,
-        known: dict[Any, int] | None = None,
-    ) -> None:
-        super().__init__(call, device, on_host, done, streams, known)
+    def __init__(self, call: Call, *given: Any) -> None:
+        super().__init__(call, *given)
         self.home: Parked = self.attributes["home"]
         self.copies = OUT if call.op == "evict" else IN
 

@@ -63,15 +63,12 @@ APART = 0.75
 NEAR = 0.9
 """Nor does what needs more than such a part of the most, where that is too much."""
 
-ENOUGH = 1.15
-"""How many times as long as without a limit a pass may take without looking for one with rounds."""
-
 TRIES = 8
 """How often a plan that came out too large, for the gaps in it, is made again with more evicted."""
 
-
 GOOD = 1.15
-"""How many times as long as the usual calls a plan may be reckoned to take for no other kind of it to be tried."""
+"""How many times as long as the usual calls a plan may be reckoned to take for no other kind of it to be tried, nor one
+with rounds."""
 
 SPREAD = 0.9
 """How much of the room arrays may take where pieces of state come and go all the while."""
@@ -215,7 +212,7 @@ def _ways(net: Net, room: int, times: Times) -> Iterator[_Way | float]:
         plain, apart = _apart(net, APART * room)
         whole = Pass(_again(net, plain.made), plain.made.places, plain.found, times)
         yield from _chosen_ways(net, whole, apart, room)
-        yield ENOUGH
+        yield GOOD
         if lowest(plain.found, plain.load) <= room and len(whole.arrays) < MANY:
             found = walked(whole, room)
             if found.over <= 0:

@@ -6,7 +6,19 @@ import math
 
 import numpy as np
 
-from blobmem.ops.host.compiled import kernel
+from blobmem.ops.host.compiled import kernel, part
+
+
+@part
+def begin(x, first, n, classes, inner, most, sums):
+    """The largest x of each of the n positions from `first` on; sums of 0."""
+    for j in range(n):
+        most[j] = x[first + j]
+        sums[j] = 0
+    for c in range(1, classes):
+        xs = x[first + c * inner : first + c * inner + n]
+        for j in range(n):
+            most[j] = max(most[j], xs[j])
 
 
 @kernel
@@ -18,13 +30,7 @@ def softmax(start, stop, scratch, x, y, classes, inner, chunk):
         n = min(chunk, inner - j0)
         first = item // parts * classes * inner + j0
         most, sums = scratch[:n], scratch[chunk : chunk + n]
-        for j in range(n):
-            most[j] = x[first + j]
-            sums[j] = 0
-        for c in range(1, classes):
-            xs = x[first + c * inner : first + c * inner + n]
-            for j in range(n):
-                most[j] = max(most[j], xs[j])
+        begin(x, first, n, classes, inner, most, sums)
         for c in range(classes):
             xs, ys = x[first + c * inner : first + c * inner + n], y[first + c * inner : first + c * inner + n]
             for j in range(n):
@@ -78,15 +84,15 @@ def judge_labels(start, stop, label, classes, ignore, result):
 @kernel
 def label_losses(start, stop, prob, label, classes, inner, ignore, least, parts):
     """parts[p] = the sum of -log max(prob[label], least) over part p of the positions, for parts [start, stop)."""
-    for part in range(start, stop):
+    for index in range(start, stop):
         total = 0.0
-        for at in range(label.size * part // parts.size, label.size * (part + 1) // parts.size):
+        for at in range(label.size * index // parts.size, label.size * (index + 1) // parts.size):
             value = label[at]
             if value != ignore:
                 i, j = at // inner, at % inner
                 p = np.float64(prob[(i * classes + np.int64(value)) * inner + j])
                 total -= math.log(p if not p < least else least)
-        parts[part] = total
+        parts[index] = total
 
 
 @kernel
@@ -98,13 +104,7 @@ def softmax_sums(start, stop, x, sums, classes, inner, chunk):
         n = min(chunk, inner - j0)
         first, at = item // parts * classes * inner + j0, item // parts * 2 * inner + j0
         most, total = sums[at : at + n], sums[at + inner : at + inner + n]
-        for j in range(n):
-            most[j] = x[first + j]
-            total[j] = 0
-        for c in range(1, classes):
-            xs = x[first + c * inner : first + c * inner + n]
-            for j in range(n):
-                most[j] = max(most[j], xs[j])
+        begin(x, first, n, classes, inner, most, total)
         for c in range(classes):
             xs = x[first + c * inner : first + c * inner + n]
             for j in range(n):
@@ -115,16 +115,16 @@ def softmax_sums(start, stop, x, sums, classes, inner, chunk):
 def score_losses(start, stop, x, label, sums, classes, inner, ignore, bound, parts):
     """parts[p] = the sum of -log softmax(x)[label], `bound` at most, over part p of the positions, for parts
     [start, stop)."""
-    for part in range(start, stop):
+    for index in range(start, stop):
         total = 0.0
-        for at in range(label.size * part // parts.size, label.size * (part + 1) // parts.size):
+        for at in range(label.size * index // parts.size, label.size * (index + 1) // parts.size):
             value = label[at]
             if value != ignore:
                 i, j = at // inner, at % inner
                 below = np.float64(sums[2 * i * inner + j]) - x[(i * classes + np.int64(value)) * inner + j]
                 loss = math.log(sums[(2 * i + 1) * inner + j]) + below
                 total += loss if not loss > bound else bound
-        parts[part] = total
+        parts[index] = total
 
 
 @kernel
