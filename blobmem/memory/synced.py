@@ -503,6 +503,8 @@ class SyncedMemory:
         """So many bytes on the host, for a copy on that stream, which comes after the last one."""
         stop = start + nbytes
         bits = self._extents.at(start, stop)
+        if stop > self._host.capacity:  # for all of it: growing pages that are locked means locking them anew
+            self._grow_host(max(stop, self._size, *(view.offset + view.nbytes for view in self.views())))
         if self._host.wants_pin(stop):
             self.pin()
         if intent is _READ and bits not in (_HOST, _BOTH):

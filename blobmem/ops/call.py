@@ -160,8 +160,10 @@ class Call:
 
 
 def placed(operand: Operand, blob: Blob) -> Operand:
-    """The operand, as the data of another blob, in the shape in which its op sees it."""
-    return replace(operand, blob=blob, diff=False, shape=operand.op_shape)
+    """The operand, as the data of another blob, in the shape in which its op sees it: of one that has no more than the
+    operand's part, all."""
+    part = operand.part if blob.count == operand.blob.count else None
+    return replace(operand, blob=blob, diff=False, shape=operand.op_shape, part=part)
 
 
 def redirected(each: Call, arrays: Mapping[SyncedMemory, Blob]) -> Call:

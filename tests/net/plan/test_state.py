@@ -16,6 +16,7 @@ from blobmem.footprint import footprint
 from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
 from blobmem.net import schedule
+from blobmem.net.compilation import Compilation
 from blobmem.net.plan import state, times
 from blobmem.ops.call import call, memories, read_diff, write
 from blobmem.proto.text import read_net, read_solver
@@ -76,6 +77,13 @@ NETS["images"] = (
 NETS["both"] = (
     DATA.replace("dim: 3", "dim: 4").replace("dim: 6 dim: 5", "dim: 16 dim: 16") + conv("c1", "data", outputs=32)
     + conv("c2", "c1", outputs=32) + layer("Pooling", "p", "c2", "p", POOL) + inner("fc6", "p", 10) + loss("fc6")
+)  # fmt: skip
+
+
+# the arrays of an update are of many equal parts, each a multiple of 512 bytes
+NETS["pieces"] = (
+    DATA + conv("c1", "data", outputs=16) + conv("c2", "c1", outputs=16) + layer("Pooling", "p", "c2", "p", POOL)
+    + inner("fc6", "p", 64) + loss("fc6")
 )  # fmt: skip
 
 
@@ -315,6 +323,25 @@ def test_slices_of_the_batch_with_state_evicted(monkeypatch, order):
     assert each.net.device.statistics.peak_bytes <= caught.value.requested
     for found, wanted in zip(trace, unlimited("both", tested=False)[1], strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * max(1e-30, np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("tested", [True, False])
+def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested):
+    """Each with its part of the update, spread over what is left of backward."""
+    monkeypatch.setattr(schedule.Step, "launch", launch_late)
+    monkeypatch.setattr(state, "PIECE", 1 << 11)
+    monkeypatch.setattr(Compilation, "spreads", property(lambda net: net._updates is not None))  # where it pays or not
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        solver(SimulatedDevice(1), "pieces", tested=tested).step(1)
+    each = solver(LateSimulated(order, capacity=caught.value.requested), "pieces", tested=tested)
+    assert_same(trained(each), unlimited("pieces", tested=tested)[1])
+    assert each.net.device.statistics.peak_bytes <= caught.value.requested
+    copies = [call for call in each.net.compiled()[1].calls if call.op == "evict"]
+    pieces = [call.attributes["start"] for call in copies if call.attributes["home"].name == "fc6/0/history"]
+    assert len(pieces) > 4 and pieces == sorted({*pieces})
+    homes = [home for home in each.net._evicted if home.name == "fc6/0/history"]
+    assert all(home.cpu_capacity == home.views()[0].nbytes for home in homes)
 
 
 @pytest.fixture(params=[pytest.param(EmulatedCuda, marks=needs_compiler, id="emulated"), EXACT_GPU])
