@@ -66,6 +66,12 @@ NEAR = 0.9
 TRIES = 8
 """How often a plan that came out too large, for the gaps in it, is made again with more evicted."""
 
+KEPT = 3
+"""How many numbers of slices to keep are tried, the largest that may fit and fewer."""
+
+IDLE = 2
+"""So many numbers of slices that are little better than those before it are the last."""
+
 GOOD = 1.15
 """How many times as long as the usual calls a plan may be reckoned to take for no other kind of it to be tried, nor one
 with rounds."""
@@ -323,7 +329,7 @@ class _Slices:
             yield from chain.from_iterable(self._both(usual, division) for division in given)
             return
         slicer, layer, tried = self._slicer(usual), _fullest(net, usual)[1], list[tuple[int, Sliced]]()
-        before = math.inf
+        before, idle = math.inf, 0
         for count in slicer.counts(layer):
             own, fastest = [*slicer.runs(layer, count, lambda found: _fullest(net, usual, found))], self.best
             tried += own
@@ -336,11 +342,12 @@ class _Slices:
             if self.best <= self._good:
                 return
             reached = min(map(itemgetter(0), own), default=math.inf)
-            if reached >= before or 0.97 * fastest < self.best < math.inf:
+            idle = idle + 1 if 0.97 * fastest < self.best < math.inf else 0
+            if reached >= before or idle == IDLE:
                 break  # smaller slices are no help
             before = reached
         if tried and self.best == math.inf:
-            yield _way_in_slices(net, usual, min(tried, key=itemgetter(0))[1], self._room)
+            yield _way_in_slices(net, usual, min(tried, key=itemgetter(0))[1], self._room, 0.0)
 
     def _slicer(self, made: Made) -> Slicer:
         free, ops = self._net._free({*memories((*made.forward, *made.backward))}), table(self._net.device.family)
@@ -351,8 +358,29 @@ class _Slices:
         for made in (usual, self._with_anew(*division[:2])):
             self._net._have(made)
             found = self._slicer(made).sliced(*division)
-            if found is not None:
-                yield _way_in_slices(self._net, made, found, self._room)
+            if found is None:
+                continue
+            for part in (1.0, 0.5):
+                before = self.best
+                way = _way_in_slices(self._net, made, found, self._room, part)
+                yield way
+                if self.best < before:
+                    yield from self._with_kept(made, division, found.nbytes, way)
+                    break
+
+    def _with_kept(self, made: Made, division: Division, nbytes: int, way: _Way) -> Iterator[_Way]:
+        """The calls so divided, which fit as a way, with as many slices kept as fit, too, each of which takes so many
+        bytes."""
+        load = loads_without(way.found, way.load)[_kept_while(way.made)]
+        kept = min(division[2] - 1, int(self._room - load.max(initial=0)) // max(nbytes, 1))
+        for fewer in range(min(kept, KEPT)):
+            before = self.best
+            self._net._have(made)
+            found = self._slicer(made).sliced(*division, kept - fewer)
+            assert found is not None
+            yield _way_in_slices(self._net, made, found, self._room, 1.0)
+            if self.best < before:
+                return
 
     def _with_anew(self, first: int, last: int) -> Made:
         """The calls, with what layers other than these make anew where that takes less time than to evict it."""
@@ -370,18 +398,30 @@ class _Slices:
         return choice, {memory: calls[again.uses.last_write(memory)].layer for memory in choice.anew}
 
 
-def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int) -> _Way:
-    """The calls in slices, with those that bring evicted state."""
+def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int, part: float) -> _Way:
+    """The calls in slices, with those that bring evicted state; convolutions may take such a part of what arrays
+    leave."""
     made = net._bring(_with_slices(made, sliced))
     net._have(made)
     if hasattr(net.device, "workspace_limit"):
         load, forward = _reckoned(net, made), len(made.forward)
-        # as much as is left beside arrays for gaps between these
-        calls = with_room([*made.forward, *made.backward], load, (room + int(load.max())) // 2)
+        most = int(load.max()) + int(part * max(0, room - int(load.max())))
+        calls = with_room([*made.forward, *made.backward], load, most, few=True)
         made.forward, made.backward = calls[:forward], calls[forward:]
     made.bound = net._scheduled(made.forward, made.backward, made.passing)
     made.drawn = draft(net, made.schedules, made.kept)
     return _Way(made, *_candidates(net, made.forward, made.backward, made.places))
+
+
+def _kept_while(made: Made) -> slice:
+    """The steps from the end of the slices of forward to their beginning in backward."""
+    assert made.sliced is not None
+    first, last = made.sliced.layers
+    units = [*chain(*made.places.units)]
+    inside = [step for step, unit in enumerate(units) if first <= unit.calls[0].layer <= last]
+    turn = len(made.places.units[0])
+    begin = max((step + 1 for step in inside if step < turn), default=turn)
+    return slice(begin, min((step for step in inside if step >= turn), default=begin))
 
 
 def _with_slices(made: Made, sliced: Sliced) -> Made:

@@ -320,6 +320,16 @@ def _divided(
     return Parts(made, (inside[0].layer, inside[-1].layer), divider.pieces, absent)
 
 
+class Paused(NamedTuple):
+    """A part whose arrays are kept, as a `Divider` has it."""
+
+    number: int
+    of: dict[tuple[SyncedMemory, tuple[int, ...]], Blob]
+    first: dict[SyncedMemory, Blob]
+    copied: set[SyncedMemory]
+    made: set[SyncedMemory]
+
+
 class Divider:
     """Makes the calls of one part after another.
 
@@ -358,6 +368,14 @@ class Divider:
         self._made = set[SyncedMemory]()  # whose pieces have something in them
         if own_copies:
             self._of, self._first = {}, {}
+
+    def pause(self) -> Paused:
+        """What `resume` wants, to go on with this part."""
+        return Paused(self._index, self._of, self._first, self._copied, self._made)
+
+    def resume(self, paused: Paused) -> None:
+        """Of that part again from now on, whose own arrays have what they had."""
+        self._index, self._of, self._first, self._copied, self._made = paused
 
     def calls(self, each: Call) -> list[Call]:
         """What does a part of a call."""

@@ -14,6 +14,7 @@ from blobmem.ops.call import Call, memories
 
 _CONVOLUTIONS = ("conv_forward", "conv_backward_data", "conv_backward_weights")
 _UNIT, _LEAST = 1 << 20, 32 << 20  # bytes: rooms are multiples of the one, and no less than the other
+_STEPS = 4  # sizes of rooms from one power of two to the next, where many plans are tried: each wants a search
 
 
 def with_rooms(calls: Sequence[Call], whole: Sequence[Call], free: Set[SyncedMemory]) -> list[Call]:
@@ -33,18 +34,20 @@ def with_rooms(calls: Sequence[Call], whole: Sequence[Call], free: Set[SyncedMem
     return with_room(calls, loads, most)
 
 
-def with_room(calls: Sequence[Call], loads: np.ndarray, most: int) -> list[Call]:
+def with_room(calls: Sequence[Call], loads: np.ndarray, most: int, few: bool = False) -> list[Call]:
     """The calls, convolutions with the workspace that there is where `most` bytes, of which each call's arrays take so
-    many, are not to be exceeded. It is the same for all parts of the batch, and 32 MiB or more."""
+    many, are not to be exceeded. It is the same for all parts of the batch, and 32 MiB or more; with `few` one of few
+    sizes."""
     rooms: dict[tuple[int, Any], int] = {}
     for each, load in zip(calls, loads, strict=True):
         if each.op in _CONVOLUTIONS:
             place = (each.layer, each.op)
             rooms[place] = min(rooms.get(place, most), most - int(load))
+    for place, room in rooms.items():
+        unit = max(_UNIT, (1 << max(room, _LEAST).bit_length() - 1) // _STEPS) if few else _UNIT
+        rooms[place] = max(room, _LEAST) // unit * unit
     return [
-        dataclasses.replace(
-            each, attributes={**each.attributes, "room": max(rooms[each.layer, each.op], _LEAST) // _UNIT * _UNIT}
-        )
+        dataclasses.replace(each, attributes={**each.attributes, "room": rooms[each.layer, each.op]})
         if each.op in _CONVOLUTIONS
         else each
         for each in calls

@@ -2,7 +2,8 @@
 takes the batch in slices.
 
 Forward, the run's calls run once for each slice, and what lives only within them has the bytes of one. Backward, for
-each slice what they made is made anew, from what the run was given, and then come its gradients. Those of parameters
+each slice what they made is made anew, from what the run was given, and then come its gradients; but of the last slices
+as much is kept as there is room for, and these come first. The gradients of parameters
 are added up, slice by slice, and so are losses. That takes layers that treat each item by itself, gradients of
 parameters apart. An op may choose another algorithm for fewer items, and sums have another order, so that results are
 the same to rounding, not to the bit; the same slices give the same bits each time.
@@ -21,7 +22,7 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.fusion import UPDATES
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan import parts
-from blobmem.net.plan.parts import Divider, divides, is_of, turned_of
+from blobmem.net.plan.parts import Divider, Paused, divides, is_of, turned_of
 from blobmem.net.plan.times import COPIES
 from blobmem.net.plan.uses import Remade, moved
 from blobmem.net.schedule import first_uses
@@ -74,6 +75,8 @@ class Sliced(NamedTuple):
         remade: what backward fills by other calls than its layers'.
         layers: first and last of the run, by position.
         number: of slices.
+        kept: of how many, the last ones, backward finds what it reads.
+        nbytes: of what it reads of a slice.
         pieces: arrays of a slice, in place of those that are never whole.
         absent: the memories of the latter.
     """
@@ -83,6 +86,8 @@ class Sliced(NamedTuple):
     remade: list[Remade]
     layers: tuple[int, int]
     number: int
+    kept: int
+    nbytes: int
     pieces: list[Blob]
     absent: list[SyncedMemory]
 
@@ -227,15 +232,16 @@ class Slicer:
                     sides[each.layer >= layer][operand.memory] = operand.view.nbytes
         return sum(nbytes for memory, nbytes in sides[0].items() if memory in sides[1])
 
-    def sliced(self, first: int, last: int, count: int) -> Sliced | None:
-        """The calls with layers first to last in so many slices; None where arrays do not allow it."""
+    def sliced(self, first: int, last: int, count: int, kept: int = 0) -> Sliced | None:
+        """The calls with layers first to last in so many slices, of which so many are kept for backward; None where
+        arrays do not allow it."""
         ahead, back = self._stretch(self._forward, first, last), self._stretch(self._backward, first, last)
         if ahead is None or back is None:
             return None
         items = self._items(ahead.inside)
         if items % count or not _is_regular([*ahead.inside, *back.inside], items):
             return None
-        made = _Run(self, ahead, back, count).made()
+        made = _Run(self, ahead, back, count, kept).made()
         return None if made is None else made._replace(layers=(first, last))
 
     def _items(self, calls: Iterable[Call]) -> int:
@@ -287,8 +293,8 @@ def _is_regular(calls: Sequence[Call], items: int) -> bool:
 class _Run:
     """What becomes of the calls of a run, and of its arrays."""
 
-    def __init__(self, of: Slicer, ahead: _Stretch, back: _Stretch, count: int) -> None:
-        self._of, self._ahead, self._back, self._count = of, ahead, back, count
+    def __init__(self, of: Slicer, ahead: _Stretch, back: _Stretch, count: int, kept: int) -> None:
+        self._of, self._ahead, self._back, self._count, self._kept = of, ahead, back, count, kept
         self._before = {*memories(of._forward[: ahead.start])}
         self._later = {*memories(of._backward[back.stop :]), *memories(back.after)}
         self._earlier = {
@@ -296,6 +302,7 @@ class _Run:
             *memories(of._backward[: back.start]), *memories(back.before),
         }  # fmt: skip
         self._losses: list[Blob] = []  # of the slices
+        self._paused: list[Paused] = []  # the slices that are kept
         self._first: Operand | None = None  # what is made anew first
 
     def made(self) -> Sliced | None:
@@ -306,7 +313,7 @@ class _Run:
         if any(memory in self._before or memory in back_written or not filled[memory] for memory in written):
             return None
         inner = {memory for memory in written if memory in of._free and memory not in outer}
-        absent = inner - self._kept(written, inner)
+        absent = inner - self._whole(written, inner)
         wanted = absent & back.read()
         again = self._again(wanted, absent)
         # what comes from a later layer may be changed in place, if nobody wants it afterwards
@@ -327,9 +334,11 @@ class _Run:
         backward = [*of._backward[: back.start], *back.before, *gradients, *back.after, *of._backward[back.stop :]]
         never = [memory for memory in (*written, *back_written) if memory in absent | back_absent - changed]
         remade = self._remade(again, place, {*never})
-        return Sliced(forward, backward, remade, (0, 0), self._count, [*divider.pieces, *self._losses], never)
+        nbytes = sum(written[memory] for memory in wanted) // self._count
+        pieces = [*divider.pieces, *self._losses]
+        return Sliced(forward, backward, remade, (0, 0), self._count, self._kept, nbytes, pieces, never)
 
-    def _kept(self, written: dict[SyncedMemory, int], inner: Set[SyncedMemory]) -> set[SyncedMemory]:
+    def _whole(self, written: dict[SyncedMemory, int], inner: Set[SyncedMemory]) -> set[SyncedMemory]:
         """Of what lives only in the run, what is small enough to be kept for backward as a whole."""
         read_back = self._back.read()
         limit = _SMALL * max((written[memory] for memory in inner), default=0)
@@ -369,6 +378,8 @@ class _Run:
                 if str(each.op) in _LOSSES:
                     losses.setdefault(id(each), []).append(self._own_loss(result, index))
                 place[id(each)] = len(result) - 1
+            if index >= self._count - self._kept:
+                self._paused.append(divider.pause())
         for each in ahead.inside:
             if id(each) in losses:
                 result += self._sum(each, losses[id(each)])
@@ -413,29 +424,38 @@ class _Run:
     def _gradients(
         self, divider: Divider, again: Sequence[Call], wanted: Set[SyncedMemory], absent: Set[SyncedMemory]
     ) -> list[Call]:
-        """The calls of backward, slice by slice: what is made anew, then its gradients."""
+        """The calls of backward, slice by slice, those that are kept first: what is made anew, then its gradients."""
         result: list[Call] = []
         scaled: dict[int, Blob] = {}  # of losses, the gradients that slices have
         for each in self._back.inside:
             if str(each.op) in _LOSSES:
                 made, scaled[id(each)] = self._scaled(each)
                 result.append(made)
-        for index in range(self._count):
-            divider.begin(index, own_copies=True)
-            divider.absent = {view.memory for each in again for view in each.writes}
-            for each in again:
-                result += divider.calls(each)
-                if str(each.op) in _LOSSES:
-                    self._own_loss(result, index)
-                self._first = self._first or next(out for out in result[-1].present() if out.intent is not Intent.READ)
+        for number, slice_ in enumerate([*reversed(self._paused), *range(self._count - self._kept)]):
+            if isinstance(slice_, Paused):
+                divider.resume(slice_)
+            else:
+                result += self._made_anew(divider, again, slice_)
             divider.absent = wanted | absent
             for each in self._back.inside:
                 result += divider.calls(each)
                 if str(each.op) in _LOSSES:
                     _, at = _LOSSES[str(each.op)]
                     result[-1] = _of_slice(result[-1], at, read(scaled[id(each)], each.operand(at).shape))
-                if index:
+                if number:
                     result[-1] = _adding(result[-1])
+        return result
+
+    def _made_anew(self, divider: Divider, again: Sequence[Call], index: int) -> list[Call]:
+        """The calls that make what is wanted of a slice anew."""
+        result: list[Call] = []
+        divider.begin(index, own_copies=True)
+        divider.absent = {view.memory for each in again for view in each.writes}
+        for each in again:
+            result += divider.calls(each)
+            if str(each.op) in _LOSSES:
+                self._own_loss(result, index)
+            self._first = self._first or next(out for out in result[-1].present() if out.intent is not Intent.READ)
         return result
 
     def _remade(self, again: Sequence[Call], place: dict[int, int], never: Set[SyncedMemory]) -> list[Remade]:

@@ -175,7 +175,8 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
     x, window, _ = _turned_images(specs[at[0]], window)
     ways = () if direction == "data" else _ways(x, w, window, device)
     runs: list[tuple[ArraySpec, ArraySpec, Window]] = [each[:3] for each in ways] or [(x, w, window)]
-    choices = [chosen(key_of(direction, device, x, w, *window), device) for x, w, window in runs]
+    room = attributes.get("room")
+    choices = [chosen(key_of(direction, device, x, w, *window), device, room) for x, w, window in runs]
     return min((choice.ms for choice in choices if choice is not None), default=None)
 
 

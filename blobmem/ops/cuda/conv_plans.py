@@ -98,9 +98,13 @@ def plan_ms(key: Key, device: Any) -> float | None:
     return None if choice is None or choice.plan == DIRECT else choice.ms
 
 
-def chosen(key: Key, device: Any) -> Choice | None:
-    """What was chosen for a key on a GPU of the device's model, if it was: nothing is searched for."""
-    return algorithms.predict(device.model, key.math, key)
+def chosen(key: Key, device: Any, room: int | None = None) -> Choice | None:
+    """What was chosen for a key on a GPU of the device's model, if it was; where that takes more workspace than there
+    is room for, what was chosen for that room, if it is known. Nothing is searched for."""
+    choice = algorithms.predict(device.model, key.math, key)
+    if room is not None and choice is not None and choice.workspace > room:
+        return algorithms.predict(device.model, key.math, key._replace(room=room)) or choice
+    return choice
 
 
 def is_small(key: Key, device: Any) -> bool:

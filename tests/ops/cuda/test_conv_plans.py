@@ -992,6 +992,15 @@ def test_predictions_look_in_the_files(gpu, rng, caplog):
     assert gpu.made is None  # cuDNN was not asked for
 
 
+def test_what_is_known_of_a_plan_is_what_the_room_for_its_workspace_allows(gpu, monkeypatch):
+    x, w = (ArraySpec(SHAPES[n], np.dtype("float32")) for n in "xw")
+    key = conv_plans.key_of("weights", gpu, x, w, **WINDOW)
+    known = {key: Choice("wide", 0, 100, 1.0), key._replace(room=99): Choice("narrow", 1, 0, 9.0)}
+    monkeypatch.setattr(algorithms, "predict", lambda model, math, asked: known.get(asked))
+    found = [conv_plans.chosen(key, gpu, room).plan for room in (None, 100, 99, 98)]
+    assert found == ["wide", "wide", "narrow", "wide"]  # the last is not known
+
+
 def test_predictions_of_what_our_own_kernels_do_are_certain(gpu):
     gpu.predicts = True
     x, w = (ArraySpec(shape, np.dtype("float32")) for shape in ((1, 1, 2, 2, 2, 2), (1, 1, 1, 1, 1, 1)))
