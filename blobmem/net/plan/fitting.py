@@ -52,7 +52,7 @@ PRICES = (0.1, 0.3, 1.0, 9.0)
 """What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
 
 MANY = 1000
-"""Of a net of so many arrays no plans are compared: each takes seconds."""
+"""Of a net of so many arrays, or calls, no plans are compared: each takes seconds."""
 
 SHARES = (1.0, 0.0, math.inf)
 """How many times the usual share of a pass may be spent to make arrays anew, and the rest is evicted, if none fits."""

@@ -31,7 +31,7 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.fusion import UPDATES
 from blobmem.net.plan.arena import layout
 from blobmem.net.plan.evict import lingering, loads, with_others
-from blobmem.net.plan.fitting import EARLY, GOOD, Made, fitting, room_of
+from blobmem.net.plan.fitting import EARLY, GOOD, MANY, Made, fitting, room_of
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
@@ -345,7 +345,8 @@ def _fitted(net: Net, made: Made) -> Made:
         found = _in_less(net, good, best if sliced else None)
         return min(best, found, key=lambda each: _rank(each, good))
 
-    if slices and not exact:
+    few = len(made.forward) + len(made.backward) < MANY
+    if slices and not exact and (few or isinstance(best, OutOfDeviceMemory)):
         best = min(best, _in_less(net, good, best), key=_rank)
     for sliced in (False, True) if slices else (False,):
         if isinstance(best, Made) and sliced != (best.sliced is not None):
