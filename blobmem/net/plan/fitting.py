@@ -469,7 +469,7 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, mos
     """The calls with these arrays evicted; up to `room` bytes in use, they come back as early as their copies want."""
     made, device = way.made, net.device
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
-    early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, room).items()}
+    early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, times, room).items()}
     places = made.schedules[0].joints(), made.schedules[1].joints()
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
     fetched = [*made.fetched, *found.fetched]
