@@ -345,7 +345,7 @@ def _fitted(net: Net, made: Made) -> Made:
         found = _in_less(net, good, best if sliced else None)
         return min(best, found, key=lambda each: _rank(each, good))
 
-    if slices and not exact:
+    if slices and not exact and not (isinstance(best, Made) and best.ms <= good):
         best = min(best, _in_less(net, good, best), key=_rank)
     for sliced in (False, True) if slices else (False,):
         if isinstance(best, Made) and sliced != (best.sliced is not None):
