@@ -2,7 +2,8 @@
 calls that run again, or evicted.
 
 Greedily: while some step has more in use than there is room for, what takes most off that (bytes over the room, over
-all steps) for the time that it adds. What is made anew lives from the first call that needs it to the last that reads
+all steps) for the time that it adds; or from all made anew that can be, while there is room, what costs most is kept or
+evicted after all. What is made anew lives from the first call that needs it to the last that reads
 it in backward, so that of a chain of arrays some are kept or evicted, from which those between are made at once. A
 copy is reckoned at a part of its time, since the link could bring something else, and at all that copies take beyond
 the time for which forward, or backward, computes meanwhile.
@@ -72,12 +73,14 @@ class Array(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What is made anew, and what is evicted; what is held for that (`Again`); and how many bytes are too much."""
+    """What is made anew, and what is evicted; what is held for that (`Again`); how many bytes are too much; and the
+    milliseconds that it is reckoned to add."""
 
     anew: set[SyncedMemory]
     away: set[SyncedMemory]
     held: Collection[SyncedMemory]
     over: int
+    ms: float
 
 
 class _Input(NamedTuple):
@@ -224,24 +227,31 @@ class Pass:
                     waiting.append(made)
         return frozenset(runs), frozenset(each for each in needs if each in self.arrays or each in self.held)
 
-    def choose(self, room: int, price: float) -> Choice:
+    def spare(self, room: int, price: float) -> Choice:
+        """The same the other way round: of all that can be made anew, what there is room for is not."""
+        return self.choose(room, price, sparing=True)
+
+    def choose(self, room: int, price: float, sparing: bool = False) -> Choice:
         """What to do without so that no step has more than `room` bytes in use, as far as that can be.
 
-        `price` is the part of a copy's time that it is reckoned to take where the link has time for it.
+        `price` is the part of a copy's time that it is reckoned to take where the link has time for it. If `sparing`,
+        it begins with all made anew that can be, in stretches from what is held, of which what there is room for is
+        not: where one by one nothing helps but many, that finds them.
         """
         plans = list[Choice]()
         for first in (3, len(WAYS)):  # to wait for copies is for where there is no other way, or else for all
             state = _State(self, price)
+            if sparing:
+                for memory in [memory for memory, array in self.arrays.items() if ANEW in array.start]:
+                    state.settle(state.turn(memory, ANEW))
+                state.spared(room)
             for _ in range(ROUNDS):
                 over = state.load + state.beside() - room
                 if over.max() <= 0 or not any(
                     _reduce(state, over, WAYS[:ways]) for ways in range(first, len(WAYS) + 1)
                 ):
                     break
-            _spare(state, state.load + state.beside() - room)
-            over = state.load + state.beside() - room
-            anew = {memory for memory, way in state.way.items() if way is ANEW}
-            plans.append(Choice(anew, state.way.keys() - anew, self.again.held, int(over.max())))
+            plans.append(state.spared(room))
             if plans[-1].over <= 0:
                 break
         return min(plans, key=lambda each: each.over)
@@ -295,6 +305,15 @@ class _State:
         self._copying: float | None = None  # milliseconds, once found
         self._coming: np.ndarray | None = None  # arrays in the order in which they are needed, once found
         self._trial: _Trial
+
+    def spared(self, room: int) -> Choice:
+        """What is done without, but for what there is room for after all."""
+        _spare(self, self.load + self.beside() - room)
+        over = int((self.load + self.beside()).max()) - room
+        anew = {memory for memory, way in self.way.items() if way is ANEW}
+        run = {self.whole.unit[at] for at, made in self._runners.items() if made}
+        ms = self._ms(run) + self._copies() - self._price * self.whole.times.copy_ms(self._aside)
+        return Choice(anew, self.way.keys() - anew, self.whole.again.held, over, ms)
 
     def cost(self, memory: SyncedMemory) -> float:
         """About the milliseconds that it takes to do without it."""

@@ -28,7 +28,7 @@ from blobmem.memory.reordered import Form
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.liveness import Use
 from blobmem.net.plan.places import Draft
-from blobmem.net.plan.times import COPIES, LINK, MEMORY, Times
+from blobmem.net.plan.times import COPIES, Times
 from blobmem.net.plan.uses import Remade, Uses, moved
 from blobmem.ops.call import Call, Operand, call, like, overwrite, placed, read
 
@@ -181,19 +181,19 @@ def choose(
     return taken
 
 
-def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, room: int) -> dict[Candidate, int]:
+def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Times, room: int) -> dict[Candidate, int]:
     """The step before which each is brought back, so that it is there in time where there is room for it that early.
 
-    Copies follow one another at the link's speed, and steps are reckoned to take as long as they use bytes.
+    Copies follow one another at the link's speed; what is needed first has the room.
     """
     load, steps, first = loads_without(chosen, load), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
-    taken = [sum(operand.view.nbytes for each in step.calls[-1:] for operand in each.present()) for step in steps]
-    begins = np.cumsum([0, *taken]) / MEMORY
-    result, latest = {}, math.inf
+    begins = np.cumsum([0.0, *(times.ms(step.calls[-1]) for step in steps)])
+    latest, result, least = dict[Candidate, float](), dict[Candidate, int](), math.inf
     for each in sorted(chosen, key=lambda each: -each.back):
-        latest = min(latest, float(begins[each.back])) - each.size / LINK
-        step, least = each.back, max(each.left + 1, first)
-        while step > least and begins[step] > latest and load[step - 1] + each.size <= room:
+        latest[each] = least = min(least, float(begins[each.back])) - times.copy_ms(each.size)
+    for each in reversed(latest):
+        step = each.back
+        while step > max(each.left + 1, first) and begins[step] > latest[each] and load[step - 1] + each.size <= room:
             step -= 1
             load[step] += each.size
         result[each] = step

@@ -51,8 +51,17 @@ if TYPE_CHECKING:
 PRICES = (0.1, 0.3, 1.0, 9.0)
 """What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
 
+FAIR = 0.3
+"""The one of these for a net of `MANY` arrays."""
+
+COMPARED = 2
+"""Of how many plans that are found so, those that may take least time, the calls are made and laid out."""
+
 MANY = 1000
 """Of a net of so many arrays, or calls, no plans are compared: each takes seconds."""
+
+MANY_LIVES, GAPS = 4000, 64
+"""Of a net of so many lifetimes such a part of the room is left for gaps: to lay its arrays out anew takes seconds."""
 
 SHARES = (1.0, 0.0, math.inf)
 """How many times the usual share of a pass may be spent to make arrays anew, and the rest is evicted, if none fits."""
@@ -154,6 +163,7 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
         return made
     smallest, best, usual_ms = usual, None, reckon(usual.places, times).ms
     tight = int((SPREAD if net.spreads else 1.0 if slices is None else EARLY) * room)
+    tight -= tight // GAPS if len(usual.places.lives.arena) >= MANY_LIVES else 0
     search = _Slices(net, tight if net.spreads else room, good)
     for way in _ways(net, tight, times) if slices is None else search.ways(slices):
         if not isinstance(way, _Way):
@@ -234,15 +244,20 @@ def _ways(net: Net, room: int, times: Times) -> Iterator[_Way | float]:
 
 
 def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[_Way]:
-    """Those by which arrays are chosen that are made anew, once each, with room for them as far as is known."""
+    """Those by which arrays are chosen that are made anew, once each, with room for them as far as is known: what is
+    reckoned to take least time comes first."""
+    if len(whole.arrays) < MANY:
+        found = [whole.choose(room, price, sparing) for price in PRICES for sparing in (False, True)]
+    else:
+        found = [whole.choose(room, FAIR, True)]
+    found.sort(key=lambda each: (max(0, each.over), each.ms))
     seen: list[Choice] = []
-    for price in PRICES if len(whole.arrays) < MANY else PRICES[-1:]:
-        choice = whole.choose(room, price)
-        if choice not in seen:
+    for choice in found:
+        if choice not in seen and len(seen) < COMPARED:
             seen.append(choice)
             way = _chosen_way(net, choice, apart)
             if lowest(way.found, way.load) > room:
-                break  # nor has any other price
+                break  # nor has any other
             yield way
 
 
@@ -509,7 +524,7 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, mos
     """The calls with these arrays evicted; up to `room` bytes in use, they come back as early as their copies want."""
     made, device = way.made, net.device
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
-    early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, room).items()}
+    early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, times, room).items()}
     places = made.schedules[0].joints(), made.schedules[1].joints()
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
     fetched = [*made.fetched, *found.fetched]

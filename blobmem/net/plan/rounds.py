@@ -3,13 +3,14 @@
 The pass is walked through step by step. While more is in use than there is room for, an array is let go: that which is
 made again in least time for its bytes and the time until it is needed next, which is known. What a step of backward
 needs and is gone is made just before it, in a round, with all that has to be made for it; what a round makes by the way
-stays as long as there is room.
+stays as long as there is room. So does what was evicted and has come back, just before it is needed or, where there is
+room, while the link has time.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -22,9 +23,8 @@ from blobmem.net.plan.heirs import IN_PLACE
 POWERS = (0.5, 1.0)
 """Of the time until an array is needed next, by which its bytes count as freed: walks that are compared."""
 
-
-PARTS = 6
-"""In how many steps it is chosen what is evicted: each by what it spares beside those before."""
+WALKS = 40
+"""Of so many arrays, those that spare most for their bytes, it is tried whether it takes less time to evict them."""
 
 
 class Walked(NamedTuple):
@@ -33,7 +33,7 @@ class Walked(NamedTuple):
     Attributes:
         rounds: in their order.
         away: what is evicted beside.
-        ms: what the calls in them take, and the copies, if they are waited for.
+        ms: what the calls in them take, and how long copies are waited for as they come back.
         over: how many bytes are too much.
     """
 
@@ -46,46 +46,57 @@ class Walked(NamedTuple):
 def walked(whole: Pass, room: int) -> Walked:
     """The rounds with which no step has more than `room` bytes in use, as far as that can be.
 
-    What there is no room to make is evicted; then what spares most calls that run again for its bytes, while the link
-    has time for it.
+    What there is no room to make is evicted; then, one by one, what takes less time so.
     """
-    found = list[Walked]()
-    for power in POWERS:
-        away: dict[SyncedMemory, int] = {}
-        for part in range(1, PARTS + 1):
-            walk = _Walk(whole, room, away, power)
-            for step in range(len(whole.load)):
-                walk.take(step)
-            ms = walk.ms + sum(2 * whole.times.copy_ms(whole.arrays[memory].size) for memory in away)
-            found.append(Walked(walk.rounds, [*away], ms, walk.over))
-            if walk.short:
-                away = _sent(whole, [*away, *walk.short]) or away
-                continue
-            sent = len(away)
-            for memory in sorted(walk.spared, key=lambda memory: -walk.spared[memory] / whole.arrays[memory].size):
-                away = _sent(whole, [*away, memory], part / PARTS * whole.clock[whole.turn]) or away
-            if len(away) == sent:
-                break
-    return min(found, key=lambda each: (each.over, each.ms))
+    return min((_searched(whole, room, power) for power in POWERS), key=_rank)
 
 
-def _sent(whole: Pass, away: Collection[SyncedMemory], most: float = math.inf) -> dict[SyncedMemory, int] | None:
-    """The step by which each has been copied away, None if copies take more than `most` ms, or, where that is a number,
-    longer than forward."""
+def _rank(found: Walked) -> tuple[int, float]:
+    return found.over, found.ms
+
+
+def _searched(whole: Pass, room: int, power: float) -> Walked:
+    """The rounds that one of the `POWERS` finds."""
+
+    def walk(away: Mapping[SyncedMemory, int]) -> tuple[_Walk, Walked]:
+        walk = _Walk(whole, room, away, power)
+        for step in range(len(whole.load)):
+            walk.take(step)
+        return walk, Walked(walk.rounds, [*away], walk.ms, walk.over)
+
+    last, best = walk({})
+    while not last.short <= {*best.away}:
+        last, best = walk(_sent(whole, {*best.away, *last.short})[0])
+    tried = {*best.away}
+    for _ in range(WALKS):
+        left = [memory for memory in last.spared if memory not in tried]
+        if not left:
+            break
+        memory = max(left, key=lambda memory: last.spared[memory] / whole.arrays[memory].size)
+        tried.add(memory)
+        away, ms = _sent(whole, [*best.away, memory])
+        if ms <= whole.clock[whole.turn]:
+            trial, found = walk(away)
+            if _rank(found) < _rank(best):
+                last, best = trial, found
+    return best
+
+
+def _sent(whole: Pass, away: Collection[SyncedMemory]) -> tuple[dict[SyncedMemory, int], float]:
+    """The step by which each has been copied away, and the ms at which all have."""
     result, done, clock = dict[SyncedMemory, int](), 0.0, whole.clock
     for memory in sorted(away, key=lambda memory: whole.arrays[memory].start[LATE]):
         array = whole.arrays[memory]
         done = max(done, clock[array.start[LATE]]) + whole.times.copy_ms(array.size)
         result[memory] = min(bisect_left(clock, done), whole.turn)
-    copies = sum(whole.times.copy_ms(whole.arrays[memory].size) for memory in away)
-    return result if most == math.inf or (copies <= most and done <= clock[whole.turn]) else None
+    return result, done
 
 
 class _Walk:
     """A pass that is walked through.
 
     Attributes:
-        rounds, ms, over: so far, as `Walked` has them, without copies.
+        rounds, ms, over: so far, as `Walked` has them.
         spared: of what could have been evicted, the milliseconds of calls that would not have run again.
         short: what has to be evicted for want of room to make it, or something of it.
     """
@@ -117,8 +128,10 @@ class _Walk:
         for memory, steps in reads.items():
             for step in steps:
                 self._needed[step].append(memory)
-        self._there = dict[SyncedMemory, None]()
+        self._there, self._held = dict[SyncedMemory, None](), 0  # and bytes of it
         self._gone = set[SyncedMemory]()
+        self._now, self._begins, self._loads = 0.0, list[float](), list[int]()  # of all that has run
+        self._copies = list[tuple[float, float]]()  # back, from when to when
         self._leaves = defaultdict[int, list[SyncedMemory]](list)
         for memory, step in away.items():
             self._leaves[step].append(memory)
@@ -126,45 +139,80 @@ class _Walk:
     def take(self, step: int) -> None:
         """The next step."""
         for memory in self._starts[step]:
-            self._there[memory] = None
+            self._have(memory)
         for memory in self._leaves[step]:
-            self._there.pop(memory, None)
-        if step < self.whole.turn:
-            self._fit(step, int(self._fixed[step]), ())
-            return
-        needed = {*self._needed[step]}
-        if not needed <= {*self._there, *self._away}:
-            self._round(step, needed)
-        self._fit(step, int(self._fixed[step]) + self._back(needed), needed)
+            self._drop(memory)
+        needed, ms = {*self._needed[step]}, self.whole.clock[step + 1] - self.whole.clock[step]
+        if step >= self.whole.turn:
+            if not needed <= {*self._there, *self._away}:
+                self._round(step, needed)
+            self._fetch(needed)
+        self._run(step, int(self._fixed[step]), needed, ms)
         for memory in self._ends[step]:
-            if self._there.pop(memory, self) is not self:
+            self._drop(memory)
+
+    def _have(self, memory: SyncedMemory) -> None:
+        if memory not in self._there:
+            self._there[memory] = None
+            self._held += self._size[memory]
+
+    def _drop(self, memory: SyncedMemory) -> None:
+        """It is not there any more: it has been evicted, or is gone."""
+        if self._there.pop(memory, self) is not self:
+            self._held -= self._size[memory]
+            if memory not in self._away:
                 self._gone.add(memory)
 
-    def _back(self, memories: Iterable[SyncedMemory]) -> int:
-        """Bytes of those that come back."""
-        return sum(self._size[memory] for memory in memories if memory in self._away)
+    def _fetch(self, memories: Iterable[SyncedMemory]) -> None:
+        """Have those that are evicted back, as late as will do and since when there is room; else wait for them."""
+        for memory in memories:
+            if memory not in self._away or memory in self._there:
+                continue
+            size, end = self._size[memory], self._now
+            ms = self.whole.times.copy_ms(size)
+            since = (
+                next((at for at in reversed(range(len(self._loads))) if self._loads[at] + size > self._room), -1) + 1
+            )
+            earliest = self._begins[since] if since < len(self._begins) else self._now
+            for begin, stop in reversed(self._copies):
+                if end - ms < stop:
+                    end = min(end, begin)
+            if end - ms < earliest:
+                end = max([earliest, *(stop for _, stop in self._copies)]) + ms
+            insort(self._copies, (end - ms, end))
+            for at in range(bisect_left(self._begins, end - ms), len(self._loads)):
+                self._loads[at] += size
+            self._have(memory)
+            self.ms += max(0.0, end - self._now)
+            self._now = max(self._now, end)
+
+    def _run(self, step: int, other: int, pinned: Collection[SyncedMemory], ms: float) -> bool:
+        """Let so many ms go by, with room for so many other bytes, and say whether there is."""
+        fits = self._fit(step, other, pinned)
+        self._begins.append(self._now)
+        self._loads.append(other + self._held)
+        self._now += ms
+        return fits
 
     def _fit(self, step: int, other: int, pinned: Collection[SyncedMemory]) -> bool:
         """Let arrays go until there is room for so many other bytes, and say whether there is."""
-        over = other + sum(map(self._size.__getitem__, self._there)) - self._room
+        over = other + self._held - self._room
         free = [memory for memory in self._there if memory not in pinned]
         uses, now = self._next(step) if over > 0 else {}, self.whole.clock[step]
         while over > 0 and free:
             least = min(free, key=lambda memory: self._worth(memory, uses[memory] - now))
             free.remove(least)
-            del self._there[least]
-            if least not in self._away:
-                self._gone.add(least)
+            self._drop(least)
             over -= self._size[least]
         self.over = max(self.over, over)
         return over <= 0
 
     def _worth(self, memory: SyncedMemory, until: float) -> float:
-        if memory in self._away:
-            return math.inf  # its copy is waited for
         if until == math.inf:
             return 0.0
-        return self._ms(self._runs([memory])) / (self._size[memory] * max(until, 1e-3) ** self._power)
+        copy = self.whole.times.copy_ms(self._size[memory])
+        ms = copy if memory in self._away else self._ms(self._runs([memory]))
+        return ms / (self._size[memory] * max(until, 1e-3) ** self._power)
 
     def _next(self, step: int) -> dict[SyncedMemory, float]:
         """When, in ms, each is needed next, to be read or to make another of it."""
@@ -238,8 +286,10 @@ class _Walk:
                 last[source] = at
         uses, made, held = self._next(step), set[SyncedMemory](), dict[SyncedMemory, int]()
         other, fits = int(self._fixed[step] - whole.born[step]), True
+        ran = set[int]()
         for at in order:
             each = whole.again.uses.forward[at]
+            self._fetch(memory for memory, since in first.items() if since == at)
             if each.op in IN_PLACE:
                 for source in [source for source in held if last[source] == at and source in whole.reads[at]]:
                     del held[source]
@@ -252,12 +302,13 @@ class _Walk:
             for memory in finals:
                 if memory in gone and (uses[memory] < math.inf or last.get(memory, -1) > at):
                     held.pop(memory, None)
-                    self._there[memory] = None
+                    self._have(memory)
                     self._gone.discard(memory)
                     made.add(memory)
             pinned = needed | {memory for memory, until in last.items() if until >= at}
-            back = self._back(memory for memory, since in first.items() if since <= at <= last[memory])
-            if not self._fit(step, other + sum(held.values()) + back + whole.scratch[at], pinned) and fits:
+            took = 0.0 if whole.unit[at] in ran else whole.cost[at]
+            ran.add(whole.unit[at])
+            if not self._run(step, other + sum(held.values()) + whole.scratch[at], pinned, took) and fits:
                 fits = False
                 instead = [memory for memory, runs in without.items() if at not in runs]
                 self.short.update(sorted(instead, key=self._size.__getitem__)[:1])

@@ -326,8 +326,8 @@ def _tell(net: Net, found: Made, wanted: int) -> None:
 
 
 def _fitted(net: Net, made: Made) -> Made:
-    """Of the calls that fit, those that are reckoned to take least time; where bits matter more than that, slices of
-    the batch are for where nothing else fits."""
+    """Of the calls that fit, those that are reckoned to take least time, where those without slices of the batch are not
+    good; where bits matter more than that, slices are for where nothing else fits."""
     best = _fits(net, made)
     if best is made:
         return made
@@ -345,8 +345,8 @@ def _fitted(net: Net, made: Made) -> Made:
         found = _in_less(net, good, best if sliced else None)
         return min(best, found, key=lambda each: _rank(each, good))
 
-    few = len(made.forward) + len(made.backward) < MANY
-    if slices and not exact and (few or isinstance(best, OutOfDeviceMemory)):
+    enough = isinstance(best, Made) and (best.ms <= good or len(made.forward) + len(made.backward) >= MANY)
+    if slices and not exact and not enough:
         best = min(best, _in_less(net, good, best), key=_rank)
     for sliced in (False, True) if slices else (False,):
         if isinstance(best, Made) and sliced != (best.sliced is not None):

@@ -20,6 +20,13 @@ CHAIN = DATA.replace("dim: 6 dim: 5", "dim: 32 dim: 32") + "".join(
     for at in range(BLOCKS)
 )  # fmt: skip
 """Convolutions that read what a pool made, of which each is made of the one before alone."""
+BRIDGED = DATA.replace("dim: 6 dim: 5", "dim: 32 dim: 32") + conv("s", "data") + "".join(
+    layer("Pooling", f"p{at}", f"x{at - 1}" if at else "s", f"p{at}", f"{POOL[:-1]} pool: AVE }}")
+    + conv(f"c{at}", f"p{at}")
+    + layer("Eltwise", f"x{at}", f"{f'x{at - 1}' if at else 's'} c{at}", f"x{at}")
+    for at in range(BLOCKS)
+)  # fmt: skip
+"""Convolutions, each of a pool of the sum so far, which backward does not read."""
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +34,8 @@ def net():
     return made(CHAIN + loss(f"p{BLOCKS - 1}"), SimulatedDevice(), "train")
 
 
-def drafted(net, anew):
-    calls = net._made(Less(anew), 1)
+def drafted(net, anew, held=()):
+    calls = net._made(Less(anew, held), 1)
     return calls, draft(net, calls.schedules, calls.kept)
 
 
@@ -54,6 +61,20 @@ def test_a_chain_is_made_anew_in_stretches(net, monkeypatch):
         assert loads(drawn).max() <= room
         kept.append(len(every.arrays) - len(choice.anew))
     assert kept == sorted(kept, reverse=True) and kept[-1] > 0
+
+
+@pytest.mark.parametrize("part, anew", [(0.6, 11), (0.8, 7)])
+def test_of_all_made_anew_in_stretches_what_there_is_room_for_is_kept(monkeypatch, part, anew):
+    """With no link to speak of: one by one no array but an evicted one saves any, as all would be made at once."""
+    monkeypatch.setattr(times, "LINK", 1.0)
+    net = made(BRIDGED + loss(f"x{BLOCKS - 1}"), SimulatedDevice(), "train")
+    every = whole(net)
+    room = int(part * every.load.max())
+    choice, other = every.choose(room, 1.0, True), every.choose(room, 1.0)
+    assert choice.over <= 0 and not choice.away and len(choice.anew) == anew
+    assert not other.anew and other.away and choice.ms < every.clock[-1] < other.ms
+    drawn = drafted(net, choice.anew, choice.held)[1]
+    assert loads(drawn).max() <= room
 
 
 def test_what_is_cheap_to_copy_is_evicted(net, monkeypatch):

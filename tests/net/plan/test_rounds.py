@@ -63,6 +63,17 @@ def test_what_spares_most_calls_is_evicted_while_the_link_has_time(monkeypatch):
     assert not alone.away and found.away and found.ms < alone.ms
 
 
+def test_copies_back_take_no_time_where_they_have_it_beside_calls(monkeypatch):
+    """All bytes of the fullest step take the link a hundredth of what the calls take, or 20 times as long."""
+    every = whole(built(), evicts=True)
+    room, rate = int(0.25 * every.load.max()), every.load.max() / (every.clock[-1] / 1e3)
+    monkeypatch.setattr(times, "LINK", 100 * rate)
+    found = walked(every, room)
+    assert found.away and not found.rounds and found.ms == 0.0
+    monkeypatch.setattr(times, "LINK", rate / 20)
+    assert not walked(every, room).away
+
+
 def test_the_same_bits_at_the_least():
     with pytest.raises(OutOfDeviceMemory) as caught:
         built(1).compiled()
