@@ -119,11 +119,11 @@ def bring(
         for each in whiles:
             source = next(operand for operand in calls[each.uses[0]].present() if operand.memory is memory)
             array = Blob(source.array_shape, dtype=source.blob.dtype, device=device, name=memory.name)
-            start = source.view.offset
-            fetched = call("fetch", overwrite(array), home=memory, start=start)
+            where: dict[str, Any] = {"home": memory, "start": source.view.offset, "sums": source.accumulate}
+            fetched = call("fetch", overwrite(array), **where)
             coming[each.before].append(like(calls[each.before], fetched))
             if each.changes:
-                gone = call("evict", read(array), home=memory, start=start)
+                gone = call("evict", read(array), **where)
                 leaving[each.after].append(like(calls[each.after - 1], gone))
             for at in each.uses:
                 given[at][memory] = array
