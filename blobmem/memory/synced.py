@@ -512,9 +512,10 @@ class SyncedMemory:
         """
         with self._lock:
             self._for_copy(start, self._size if nbytes is None else nbytes, Intent.OVERWRITE if out else _READ)
-            self._lock_pages()
             if out and self.unwritten:
                 self._begin_write()
+            if stream is None or self._user is not stream:
+                self._lock_pages()
             if stream is None:
                 self._land()
             elif self._user is not stream:
