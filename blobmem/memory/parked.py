@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blobmem.devices.base import Device, Event, Stream
+from blobmem.devices.base import Device, Stream
 from blobmem.devices.pages import round_up
-from blobmem.memory.synced import SyncedMemory
+from blobmem.memory.synced import SyncedMemory, wait_and_drop
 from blobmem.memory.views import ALIGNMENT, Intent, Side, View
 
 if TYPE_CHECKING:
@@ -40,12 +40,8 @@ class Block(SyncedMemory):
         """Let the pages stay until what is queued on a stream, now or later, has ended."""
         if stream not in self._streams:
             self._streams.add(stream)
-            wait = partial(_wait_and_drop, stream, self._host)
+            wait = partial(wait_and_drop, stream, self._host)
             weakref.finalize(self, self.device.when_idle, wait).atexit = False
-
-
-def _wait_and_drop(stream: Stream, pages: object) -> None:
-    stream.synchronize()
 
 
 class Parked(SyncedMemory):
@@ -68,17 +64,17 @@ class Parked(SyncedMemory):
         self.block.set_size(self._start + round_up(nbytes, ALIGNMENT))
         self.holds = False
         self.source: Slot | Reordered | None = None
-        self._last: Event | None = None  # of the copies, each of which comes after the one before
-        self._user: Stream | None = None  # whose graphs may copy them at any later time
 
     def take(self, view: View, stream: Stream, start: int = 0) -> None:
         """Queue on a stream the copy of a view's bytes to here, from `start` on. DeviceError if it fails; `holds` is
         then false."""
         with self._lock:
             self.holds = False
-            array = self._array(start, view, stream, Intent.OVERWRITE)
+            array = self._for_copy(start, view.nbytes, Intent.OVERWRITE)
+            self._lock_pages()
+            self._follow(stream)
             view.memory.copy_out(view.offset, array, stream, self)
-            self._last = stream.record()
+            self._copied = stream.record()
             self.epoch += 2
             self.holds = True
 
@@ -86,31 +82,18 @@ class Parked(SyncedMemory):
         """Queue on a stream the copy of what is here, from `start` on, to where a view is. DeviceError if it fails."""
         self.refresh()
         with self._lock:
-            view.memory.copy_in(view.offset, self._array(start, view, stream, Intent.READ), stream, self)
-            self._last = stream.record()
+            array = self._for_copy(start, view.nbytes, Intent.READ)
+            self._lock_pages()
+            self._follow(stream)
+            view.memory.copy_in(view.offset, array, stream, self)
+            self._copied = stream.record()
             self.epoch += 2
 
-    def lend(self, stream: Stream | None, out: bool) -> None:
-        """Let work queued on a stream (None: done at once), graphs above all, copy the bytes to here (`out`), or away.
-
-        That comes after the copies so far. While the epoch stays it may do so again and again, and whoever uses the
-        bytes waits for the stream. Who queues it sets `holds`.
-        """
+    def lend(self, stream: Stream | None, out: bool, start: int = 0, nbytes: int | None = None) -> None:
+        """See SyncedMemory. Who queues a copy to here sets `holds`."""
         if not out:
             self.refresh()
-        with self._lock:
-            super().access(Side.HOST, 0, self.size, Intent.OVERWRITE if out else Intent.READ)
-            self.block.lock_pages()
-            if stream is None:
-                self._land()
-            elif self._user is not stream:
-                self._follow(stream)
-                self._last, self._user = None, stream
-                self.block.outlast(stream)
-                self.epoch += 2
-            elif self._last is not None:
-                stream.wait(self._last)
-                self._last = None
+        super().lend(stream, out, start, nbytes)
 
     def refresh(self) -> None:
         """Take what somebody has written in the place that the bytes came from. DeviceError if it fails."""
@@ -123,44 +106,21 @@ class Parked(SyncedMemory):
             self.epoch += 2  # graphs that copy them away have to ask for them
         return self.holds
 
-    def bytes(self) -> np.ndarray:
-        """All of them on the host, as uint8, once they were accessed there."""
-        return self._host.bytes(0, self.size)
+    @property
+    def is_locked(self) -> bool:
+        return bool(self.block.locked)
 
-    def _array(self, start: int, view: View, stream: Stream, intent: Intent) -> np.ndarray:
-        """So many bytes as the view has, on the host, for a copy on that stream, which comes after the last one."""
-        super().access(Side.HOST, start, view.nbytes, intent)
+    def _lock_pages(self) -> None:
         self.block.lock_pages()
-        self._follow(stream)
-        return self._host.bytes(start, start + view.nbytes)
 
-    def _follow(self, stream: Stream) -> None:
-        """Let a stream come after the copies so far."""
-        if self._last is not None:
-            stream.wait(self._last)
-        if self._user is not None:
-            stream.wait(self._user.record())
-
-    def _land(self) -> None:
-        """Wait for the copies; a stream whose graphs make them has to say so again."""
-        if self._last is not None:
-            self._last.synchronize()
-            self._last = None
-        if self._user is not None:
-            self._user.synchronize()
-            self._user = None
-            self.epoch += 2
+    def _outlast(self, stream: Stream) -> None:
+        self.block.outlast(stream)
 
     def _grow_host(self, nbytes: int) -> None:
         if nbytes > self._host.capacity:
             self.block.reserve(Side.HOST, self.block.size)
             self._host.adopt(self.block.host_array(self._start, (self.size,), np.uint8, lend=False))
             self.epoch += 2
-
-    def access(self, side: Side, offset: int, nbytes: int, intent: str, stream: Stream | None = None) -> Any:
-        with self._lock:
-            self._land()
-            return super().access(side, offset, nbytes, intent, stream)
 
 
 def copy_stream(device: Device, out: bool) -> Stream:

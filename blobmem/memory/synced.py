@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -74,6 +75,7 @@ class SyncedMemory:
 
     away = evicted = False
     _copied: Event | None = None  # the end of the copies from and to the host side that `take` and `give` have queued
+    _user: Stream | None = None  # whose graphs may make such copies at any later time
 
     def __init__(
         self, size: int = 0, device: Device | str | None = None, name: str = "", pinnable: bool = True
@@ -288,7 +290,7 @@ class SyncedMemory:
         """
         with self._lock:
             stop = offset + nbytes
-            if self._copied is not None:
+            if self._copied is not None or self._user is not None:
                 self._land()
             if self.reordered is not None:
                 self.reordered.before_access(offset, stop, intent_of(intent), stream)
@@ -479,7 +481,8 @@ class SyncedMemory:
         Whoever uses them here waits for it. DeviceError if it fails.
         """
         with self._lock:
-            array = self._for_copy(start, view.nbytes, Intent.OVERWRITE, stream)
+            array = self._for_copy(start, view.nbytes, Intent.OVERWRITE)
+            self._follow(stream)
             view.memory.copy_out(view.offset, array, stream, self)
             self._copied = stream.record()
             self._begin_write()
@@ -494,13 +497,63 @@ class SyncedMemory:
             if self.is_zero(start, view.nbytes):
                 view.memory.clear(view.offset, view.nbytes)
                 return
-            array = self._for_copy(start, view.nbytes, _READ, stream)
+            array = self._for_copy(start, view.nbytes, _READ)
+            self._follow(stream)
             view.memory.copy_in(view.offset, array, stream, self)
             self._copied = stream.record()
             self.epoch += 2
 
-    def _for_copy(self, start: int, nbytes: int, intent: Intent, stream: Stream) -> np.ndarray:
-        """So many bytes on the host, for a copy on that stream, which comes after the last one."""
+    def lend(self, stream: Stream | None, out: bool, start: int = 0, nbytes: int | None = None) -> None:
+        """Let work queued on a stream (None: done at once), graphs above all, copy these bytes (None: all) to the host
+        (`out`), or from there.
+
+        That comes after the copies so far. While the epoch stays it may do so again and again, and whoever uses the
+        bytes waits for the stream.
+        """
+        with self._lock:
+            self._for_copy(start, self._size if nbytes is None else nbytes, Intent.OVERWRITE if out else _READ)
+            if out and self.unwritten:
+                self._begin_write()
+            if stream is None or self._user is not stream:
+                self._lock_pages()
+            if stream is None:
+                self._land()
+            elif self._user is not stream:
+                self._follow(stream)
+                self._copied, self._user = None, stream
+                self._outlast(stream)
+                self.epoch += 2
+            elif self._copied is not None:
+                stream.wait(self._copied)
+                self._copied = None
+
+    def bytes(self, start: int = 0, nbytes: int | None = None) -> np.ndarray:
+        """These bytes on the host, which were lent, as uint8."""
+        return self._host.bytes(start, start + (self._size if nbytes is None else nbytes))
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the host's side is page-locked, as copies in graphs want it."""
+        return self.pinned_bytes >= self._host.capacity
+
+    def _lock_pages(self) -> None:
+        if not self.is_locked:
+            self.pin()
+
+    def _outlast(self, stream: Stream) -> None:
+        """Let the host's pages stay until what is queued on a stream, now or later, has ended."""
+        wait = partial(wait_and_drop, stream, self._host)
+        weakref.finalize(self, self._device.when_idle, wait).atexit = False
+
+    def _follow(self, stream: Stream) -> None:
+        """Let a stream come after the copies so far."""
+        if self._copied is not None:
+            stream.wait(self._copied)
+        if self._user is not None:
+            stream.wait(self._user.record())
+
+    def _for_copy(self, start: int, nbytes: int, intent: Intent) -> np.ndarray:
+        """So many bytes on the host, for a copy of which nobody waits for the end here."""
         stop = start + nbytes
         bits = self._extents.at(start, stop)
         if stop > self._host.capacity:  # for all of it: growing pages that are locked means locking them anew
@@ -510,15 +563,17 @@ class SyncedMemory:
         if intent is _READ and bits not in (_HOST, _BOTH):
             self._land()  # what is brought from elsewhere is not queued
         self._access_host(start, stop, intent, bits)
-        if self._copied is not None:
-            stream.wait(self._copied)
         return self._host.bytes(start, stop)
 
     def _land(self) -> None:
-        """Wait for what `take` and `give` have queued."""
+        """Wait for what `take` and `give` have queued, and graphs that it was lent to; these have to ask again."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
+        if self._user is not None:
+            self._user.synchronize()
+            self._user = None
+            self.epoch += 2
 
     def host_array(
         self, offset: int, shape: Sequence[int], dtype: Any, writeable: bool = True, lend: bool = True
@@ -781,6 +836,11 @@ class SyncedMemory:
         if start < 0 or stop < start:
             raise ValueError(f"memory {self._name!r}: {stop - start} bytes at {start} is not a range of it")
         return stop > start
+
+
+def wait_and_drop(stream: Stream, pages: object) -> None:
+    """Wait for a stream whose work uses these pages."""
+    stream.synchronize()
 
 
 def _nonnegative(what: str, value: int) -> int:

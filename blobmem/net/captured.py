@@ -20,6 +20,7 @@ from blobmem.devices import Device, Stream
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.memory import Intent, SyncedMemory, View
 from blobmem.memory.blob import moves
+from blobmem.memory.parked import Parked
 from blobmem.memory.reordered import turned_later
 from blobmem.memory.slot import Slot
 from blobmem.net.lanes import OUT, Lanes, in_turn, launch, make, prepare
@@ -27,7 +28,6 @@ from blobmem.ops.call import Operand
 from blobmem.ops.host.random import Draws
 
 if TYPE_CHECKING:
-    from blobmem.memory.parked import Parked
     from blobmem.net.schedule import Step
 
 log = logging.getLogger("blobmem")
@@ -357,7 +357,7 @@ class Captured:
             self._begin_anew()
         self._remember(steps, within, stream, scratch)
         fresh = [not step.attributes["accumulate"] for step in self._adding]
-        taking = [step.home for step in steps if step.home is not None and step.copies == OUT]
+        taking = [step.home for step in steps if isinstance(step.home, Parked) and step.copies == OUT]
         self._graphs[before] = graph = _Graph(native, fresh, turned, self._begun(fresh), varied, taking)
         graph.launch()
         self._leave(graph)

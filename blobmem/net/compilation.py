@@ -320,10 +320,11 @@ class Compilation:
                 return [range(len(calls) + 1) for calls in (forward, backward)]
             return self._joints(forward, backward, made.passing)
 
-        if self.spreads:
-            backward = state.spread(backward, places()[1], self.brings, times)
+        if self._updates is not None:
+            backward = state.gradients_first(backward, self.brings)
+            backward = state.spread(backward, places()[1], self.brings, times, 1.0 if self.spreads else 0.0)
         ahead, back = (
-            state.bring(calls, at, self.device, self.brings, layers)
+            state.bring(calls, state.apart(calls, at), self.device, self.brings, layers)
             for calls, at in zip((forward, backward), places(), strict=True)
         )
         backward = back.calls if self._updates is None else state.join(ahead.calls, back.calls, times)

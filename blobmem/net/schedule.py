@@ -215,7 +215,7 @@ class Step:
         copies: the number of its copy stream then (`lanes`), else 0.
     """
 
-    home: Parked | None = None
+    home: SyncedMemory | None = None
     copies = 0
 
     __slots__ = (
@@ -477,11 +477,11 @@ class Step:
         return self.device.as_array(address, (self.scratch,), np.uint8)
 
 
-class Transfer(Step):
-    """A call that copies an array of the device to where it is parked (`evict`) or back (`fetch`), beside the others.
+class _Copy(Step):
+    """A call that copies an array of the device to the host (`evict`) or back (`fetch`), beside the others.
 
-    Its keyword `home` is a `memory.parked.Parked`. Run by itself it is queued on a copy stream, and nobody waits here:
-    what uses the bytes next does. Prepared, it is a call like any other.
+    Its keyword `home` has the bytes there. Run by itself it is queued on a copy stream, and nobody waits here: what
+    uses the bytes next does. Prepared, it is a call like any other.
     """
 
     __slots__ = ("copies", "home")
@@ -490,12 +490,52 @@ class Transfer(Step):
 
     def __init__(self, call: Call, *given: Any) -> None:
         super().__init__(call, *given)
-        self.home: Parked = self.attributes["home"]
+        self.home: SyncedMemory = self.attributes["home"]
         self.copies = OUT if call.op == "evict" else IN
+
+    def span(self) -> tuple[int, int]:
+        """Where of `home`, and how many bytes."""
+        return self.attributes.get("start", 0), self.call.operand(0).view.nbytes
 
     @property
     def repeats(self) -> bool:
         return False  # whoever uses the bytes next has to wait anew
+
+    def prepare(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
+        super().prepare(stream, scratch)
+        self.access_beside(scratch, stream)
+
+    def access_beside(self, scratch: Sequence[SyncedMemory] | None, stream: Stream | None) -> None:
+        self.home.lend(stream, self.copies == OUT, *self.span())
+
+    def launch(self, arguments: Sequence[Any] | None = None, fn: Any = None, **more: Any) -> None:
+        (bound,), stream, array = self.order, self.device.compute_stream(), self.home.bytes(*self.span())
+        if self.copies == OUT:
+            self.device.memcpy_dtoh(array, bound.address, stream)
+        else:
+            self.device.memcpy_htod(bound.address, array, stream)
+
+    def launch_in(self, graph: Any) -> None:
+        if not self.home.is_locked:
+            raise DeviceError("the system does not page-lock the memory of the host that arrays are evicted to")
+        (bound,) = self.order
+        (graph.copy_out if self.copies == OUT else graph.copy_in)(self.home.bytes(*self.span()), bound.address)
+
+    def places(self) -> list[Place]:
+        array = self.home.bytes(*self.span())
+        start = array.ctypes.data
+        return [*super().places(), (start, start + array.nbytes, self.copies == OUT)]
+
+
+class Transfer(_Copy):
+    """The same of an array that a `memory.parked.Parked` has meanwhile."""
+
+    __slots__ = ()
+
+    home: Parked
+
+    def span(self) -> tuple[int, int]:
+        return 0, self.home.size
 
     def needs(self) -> Iterable[Need]:
         yield from super().needs()
@@ -511,52 +551,28 @@ class Transfer(Step):
             view = reordered.array.view(0, view.nbytes)
         (self.home.take if out else self.home.give)(view, copy_stream(self.device, out))
 
-    def prepare(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
-        super().prepare(stream, scratch)
-        self.access_beside(scratch, stream)
-
-    def access_beside(self, scratch: Sequence[SyncedMemory] | None, stream: Stream | None) -> None:
-        self.home.lend(stream, self.copies == OUT)
-
     def launch(self, arguments: Sequence[Any] | None = None, fn: Any = None, **more: Any) -> None:
-        (bound,), stream = self.order, self.device.compute_stream()
+        super().launch()
         if self.copies == OUT:
-            self.device.memcpy_dtoh(self.home.bytes(), bound.address, stream)
             self.home.holds = True
-        else:
-            self.device.memcpy_htod(bound.address, self.home.bytes(), stream)
-
-    def launch_in(self, graph: Any) -> None:
-        if not self.home.block.locked:
-            raise DeviceError("the system does not page-lock the memory of the host that arrays are evicted to")
-        (bound,) = self.order
-        (graph.copy_out if self.copies == OUT else graph.copy_in)(self.home.bytes(), bound.address)
-
-    def places(self) -> list[Place]:
-        start = self.home.bytes().ctypes.data
-        return [*super().places(), (start, start + self.home.size, self.copies == OUT)]
 
 
-class Carry(Step):
+class Carry(_Copy):
     """The same of what is evicted of a net's state, whose `home` is the memory itself: its host side has the bytes."""
 
     __slots__ = ()
 
-    @property
-    def repeats(self) -> bool:
-        return False  # whoever uses the bytes next has to wait anew
-
     def needs(self) -> Iterable[Need]:
         yield from super().needs()
-        yield Need(self.attributes["home"], Side.HOST, self.attributes["start"] + self.call.operand(0).view.nbytes)
+        yield Need(self.home, Side.HOST, sum(self.span()))
 
     def run(self, stream: Stream | None, scratch: Sequence[SyncedMemory]) -> None:
-        home, view, out = self.attributes["home"], self.call.operand(0).view, self.call.op == "evict"
-        (home.take if out else home.give)(view, copy_stream(self.device, out), self.attributes["start"])
+        home, view, out = self.home, self.call.operand(0).view, self.copies == OUT
+        (home.take if out else home.give)(view, copy_stream(self.device, out), self.span()[0])
 
 
 def _kind_of(call: Call) -> type[Step]:
-    if call.op not in Transfer.OPS:
+    if call.op not in _Copy.OPS:
         return Step
     return Transfer if isinstance(call.attributes["home"], Parked) else Carry
 
@@ -566,8 +582,9 @@ def _run_by(call: Call, device: Device, on_host: bool) -> tuple[Op | None, Side]
     family = "host" if on_host else device.family
     if call.on_host:
         return None, _HOST
-    if call.op in Transfer.OPS:
-        op = Op(str(call.op), _nothing, family=family, captures=isinstance(call.attributes["home"], Parked))
+    if call.op in _Copy.OPS:
+        # a sum that is zero is not copied
+        op = Op(str(call.op), _nothing, family=family, captures=not call.attributes.get("sums", False))
     else:
         op = _find_op(str(call.op), family)
     return op, _HOST if on_host or op.family != device.family else _DEVICE

@@ -56,6 +56,42 @@ def test_copies_follow_one_another_with_nobody_waiting(device, arena, home):
     assert (on_device(arena, 4 * NBYTES) == 3).all() and (on_device(arena, 2 * NBYTES) == 1).all()
 
 
+def test_who_uses_what_is_lent_to_a_stream_waits_for_it(device, arena, home):
+    """Graphs that the stream runs copy the bytes whenever they want to."""
+    fill(arena, 7)
+    address, stream, out = arena.gpu_data(), device.create_stream(), copy_stream(device, True)
+    home.take(arena.view(0, NBYTES), out)
+    home.lend(stream, True)
+    for value in (1, 2):
+        before = home.epoch
+        home.lend(stream, True)
+        assert (home.epoch > before) == (value == 2), "who has looked since looks again"
+        for _ in range(2):
+            device.memset(address, value, NBYTES, stream)
+            device.memcpy_dtoh(home.bytes(), address, stream)
+        assert (home.cpu_data() == value).all() and not stream.pending and not out.pending
+    home.lend(stream, True)
+    device.memset(address, 3, NBYTES, stream)
+    device.memcpy_dtoh(home.bytes(), address, stream)
+    home.give(arena.view(NBYTES, NBYTES), copy_stream(device, False))
+    assert (on_device(arena, NBYTES) == 3).all() and not stream.pending
+    home.clear(0, NBYTES)
+    device.memcpy_dtoh(home.bytes(), address, stream)
+    home.lend(stream, False)  # waits before it writes zeros there
+    assert not stream.pending and (home.bytes() == 0).all()
+
+
+def test_what_was_lent_lasts_as_long_as_its_stream_s_work(device, arena):
+    fill(arena, 7)
+    stream, home = device.create_stream(), SyncedMemory(NBYTES, device)
+    home.lend(stream, True)
+    pages = home.bytes()
+    device.memcpy_dtoh(pages, arena.gpu_data(), stream)
+    del home
+    gc.collect()
+    assert not stream.pending and (pages == 7).all()
+
+
 def test_zeros_are_not_copied(device, arena):
     home = SyncedMemory(NBYTES, device)
     fill(arena, 7)

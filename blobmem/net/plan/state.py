@@ -119,11 +119,11 @@ def bring(
         for each in whiles:
             source = next(operand for operand in calls[each.uses[0]].present() if operand.memory is memory)
             array = Blob(source.array_shape, dtype=source.blob.dtype, device=device, name=memory.name)
-            start = source.view.offset
-            fetched = call("fetch", overwrite(array), home=memory, start=start)
+            where: dict[str, Any] = {"home": memory, "start": source.view.offset, "sums": source.accumulate}
+            fetched = call("fetch", overwrite(array), **where)
             coming[each.before].append(like(calls[each.before], fetched))
             if each.changes:
-                gone = call("evict", read(array), home=memory, start=start)
+                gone = call("evict", read(array), **where)
                 leaving[each.after].append(like(calls[each.after - 1], gone))
             for at in each.uses:
                 given[at][memory] = array
@@ -133,15 +133,44 @@ def bring(
     return Brought(*with_others(on_arrays, put), arrays)
 
 
-def spread(backward: Sequence[Call], joints: Sequence[int], evicted: Set[SyncedMemory], times: Times) -> list[Call]:
-    """The calls of backward, with updates of what is evicted in pieces, spread over the time that there is after them:
-    so pieces come and go all the while, and take little room.
+def gradients_first(backward: Sequence[Call], evicted: Set[SyncedMemory]) -> list[Call]:
+    """The calls of backward, with gradients of data that take a large evicted parameter before the same layer's others:
+    so it has gone when its own gradient, as large, is made."""
+    result: list[Call] = []
+    for each in backward:
+        at = len(result)
+        if each.op not in UPDATES and _is_larger(each, evicted):
+            writes = {view.memory for view in each.writes}
+            while at and result[at - 1].layer == each.layer and not _orders(result[at - 1], each, writes):
+                at -= 1
+        result.insert(at, each)
+    return result
+
+
+def _is_larger(each: Call, evicted: Set[SyncedMemory]) -> bool:
+    """Whether what a call reads of evicted memories is larger than what it writes."""
+    read = sum(view.nbytes for view in each.reads if view.memory in evicted)
+    return read > sum(view.nbytes for view in each.writes)
+
+
+def _orders(before: Call, each: Call, writes: Set[SyncedMemory]) -> bool:
+    """Whether a call has to come behind the one before it, which uses what it writes or writes what it uses."""
+    used = {*memories([each])}
+    return not writes.isdisjoint(memories([before])) or any(view.memory in used for view in before.writes)
+
+
+def spread(
+    backward: Sequence[Call], joints: Sequence[int], evicted: Set[SyncedMemory], times: Times, over: float
+) -> list[Call]:
+    """The calls of backward, with updates of what is evicted in pieces, which take little room.
 
     Args:
         backward: the calls.
         joints: the positions at which calls may be put in (`schedule.joints`).
         evicted: the memories.
         times: of calls.
+        over: which part of the time that there is after them they are spread over, for pieces to come and go all the
+            while; 0 if they come one right after another, so that gradients do not last.
     """
     pieces = [
         (at, piece)
@@ -156,7 +185,7 @@ def spread(backward: Sequence[Call], joints: Sequence[int], evicted: Set[SyncedM
     begin, done, all_of_it = begins[pieces[0][0]], 0, sum(sizes) + sizes[-1]
     for (at, piece), size in zip(pieces, sizes, strict=True):
         done += size
-        wanted = begin + (begins[-1] - begin) * done / all_of_it
+        wanted = begin + over * (begins[-1] - begin) * done / all_of_it
         to = next(to for to in joints if to == len(backward) or (to > at and begins[to] >= wanted))
         piece.layer = backward[to - 1].layer
         put[to].append(piece)
@@ -164,6 +193,12 @@ def spread(backward: Sequence[Call], joints: Sequence[int], evicted: Set[SyncedM
     return [
         each for at in range(len(backward) + 1) for each in (*put[at], *(() if at in whole else backward[at : at + 1]))
     ]
+
+
+def apart(calls: Sequence[Call], joints: Sequence[int]) -> list[int]:
+    """The positions at which others may be put in, those between pieces of an update among them."""
+    pieces = (at for at, each in enumerate(calls) if each.op in UPDATES and each.operand(0).part is not None)
+    return sorted({*joints, *chain.from_iterable((at, at + 1) for at in pieces)})
 
 
 def _in_pieces(update: Call, evicted: Container[SyncedMemory]) -> list[Call]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cuda_devices import EXACT_GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
-from late_streams import ORDERS, LateSimulated, launch_late
+from late_streams import ORDERS, LateCuda, LateSimulated, launch_late
 from plan_nets import DATA, ask_at_random, assert_same, conv, layer, loss, made, run_layer_by_layer
 
 from blobmem import TEST, Blob, Net, SimulatedDevice, get_solver
@@ -326,12 +326,13 @@ def test_slices_of_the_batch_with_state_evicted(monkeypatch, order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("tested", [True, False])
-def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested):
-    """Each with its part of the update, spread over what is left of backward."""
+def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
+    """Each with its part of the update, spread over what is left of backward, or one right after another."""
     monkeypatch.setattr(schedule.Step, "launch", launch_late)
     monkeypatch.setattr(state, "PIECE", 1 << 11)
-    monkeypatch.setattr(Compilation, "spreads", property(lambda net: net._updates is not None))  # where it pays or not
+    monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
     with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
         solver(SimulatedDevice(1), "pieces", tested=tested).step(1)
     each = solver(LateSimulated(order, capacity=caught.value.requested), "pieces", tested=tested)
@@ -342,6 +343,21 @@ def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested):
     assert len(pieces) > 4 and pieces == sorted({*pieces})
     homes = [home for home in each.net._evicted if home.name == "fc6/0/history"]
     assert all(home.cpu_capacity == home.views()[0].nbytes for home in homes)
+
+
+def test_a_large_gradient_is_alone_with_what_it_is_made_of():
+    """Its parameter has been used before, and is updated in pieces at once: so the least is little more than it."""
+    each = solver(SimulatedDevice(1), "small", tested=False)
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        each.step(1)
+    each = solver(SimulatedDevice(caught.value.requested), "small", tested=False)
+    each.net.passes -= {"slices"}
+    assert_same(trained(each), unlimited("small", tested=False)[1])
+    ops = [each.op for each in each.net.compiled()[1].calls if each.layer_name == "fc7" and each.op != "fetch"]
+    assert ops[:2] == ["inner_product_backward_data", "inner_product_backward_weights"]
+    usual = solver(SimulatedDevice(), "small", tested=False).net.compiled()[1].calls
+    ops = [each.op for each in usual if each.layer_name == "fc7"]
+    assert ops[0] == "inner_product_backward_weights"
 
 
 @pytest.fixture(params=[pytest.param(EmulatedCuda, marks=needs_compiler, id="emulated"), EXACT_GPU])
@@ -370,6 +386,39 @@ def test_beside_cuda_graphs(make, kind, dtype):
     assert tight.net.device.statistics.peak_bytes <= limit < unlimited.net.device.statistics.peak_bytes
     assert "fc6/0/history" in evicted(tight.net) and "" in tight.net.why_eager().values()  # some of it is in graphs
     assert ("fc6/0/master" in evicted(tight.net)) == (dtype != "float32")
+
+
+@functools.cache
+def least_of_late():
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        solver(LateCuda(capacity=1), "small", tested=False).step(1)
+    return caught.value.requested
+
+
+@needs_compiler
+@pytest.mark.parametrize("order", ORDERS)
+def test_copies_are_parts_of_graphs(order):
+    """One of each pass, whoever looks in between; and what is read or written there counts."""
+    each = solver(LateCuda(order, capacity=least_of_late()), "small", tested=False)
+    wanted = solver(LateCuda(order), "small", tested=False)
+    assert_same(trained(each), trained(wanted))
+    net, device = each.net, each.net.device
+    assert {*net.why_eager().values(), *net.why_eager(backward=True).values()} == {""}
+    assert [len(one.pieces(0, None)) for one in net.compiled()] == [1, 1]
+    graphs = len(device.captured)
+    for one in (each, wanted):
+        one.step(2)  # with nobody looking
+        one.net.params["fc6"][0].data[:10] *= 2
+        one.updater.history[0][0].data[...] = 0.5
+        one.step(2)
+    assert_same(trained(each, 2), trained(wanted, 2))
+    assert len(device.captured) == graphs
+    copies = [call for one in net.compiled() for call in one.calls if call.op in ("fetch", "evict")]
+    before = device.statistics.snapshot()
+    each.step(1)
+    done = device.statistics - before
+    nbytes = {op: sum(copy.operand(0).view.nbytes for copy in copies if copy.op == op) for op in ("fetch", "evict")}
+    assert (done.htod_bytes, done.dtoh_bytes) == (nbytes["fetch"], nbytes["evict"] + 4)  # and the loss
 
 
 # -------------------------------------------------------------------- whoever looks
