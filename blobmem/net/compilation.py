@@ -410,11 +410,8 @@ class Compilation:
     def reckoned(self) -> Reckoned:
         """When what runs in a pass forward and backward begins and ends, for the blobs' present shapes."""
         this: Any = self
-        schedules = self.compiled()
-        drawn = draft(this, schedules, self.read_after() if self._plan is None else self._plan.kept)
-        if self._plan is not None:
-            drawn = drawn.lasting(self._plan.until) if self._plan.until else drawn
-            drawn.layout = self._plan.layout
+        schedules, plan = self.compiled(), self._plan
+        drawn = draft(this, schedules, self.read_after()) if plan is None else plan.drawn(schedules)
         return reckon(drawn, Times(self.device))
 
     def _note_updates(self, backward: Schedule) -> None:

@@ -115,7 +115,6 @@ class Draft:
         lying: what of the net lies in each.
         lives: from when to when each is in use.
         pinned: memories that stay where they are.
-        until: as for `lifetimes`.
         enough: bytes of an arena that is small enough.
     """
 
@@ -124,7 +123,6 @@ class Draft:
     lying: dict[SyncedMemory, Halves]
     lives: Lifetimes
     pinned: Collection[SyncedMemory] = ()
-    until: Sequence[int] = ()
     enough: int = 0
 
     @functools.cached_property
@@ -136,7 +134,7 @@ class Draft:
         """The same, where what each step uses counts as used up to another one."""
         steps = [*chain.from_iterable(self.units)]
         lives = lasting(self.lives.uses, [step.calls for step in steps], [step.scratch for step in steps], until)
-        return dataclasses.replace(self, lives=lives, until=until)
+        return dataclasses.replace(self, lives=lives)
 
     def places(self) -> Places:
         """Where each lies by its key, those that take over each other's bytes one by one."""
@@ -184,9 +182,6 @@ class Plan:
 
     Attributes:
         arena, nbytes: the bytes, and how many of them it takes.
-        until: up to which step what each step uses counts as used, if that is not its own.
-        layout: where in them what takes turns lies, in the order of its `draft`.
-        kept: memories that somebody reads after the pass.
         tenants: what takes turns there.
         memories: those of the tenants that are arrays, as views see them.
         spent: the writer of those that have no bytes now.
@@ -207,8 +202,8 @@ class Plan:
         self.arena, self._side = arena, schedules[0].side
         drawn = drawn or draft(net, schedules, keep)
         units, lives, lying = drawn.units, drawn.lives, drawn.lying
-        places, self.until, self.layout, self.kept = drawn.places(), drawn.until, drawn.layout, [*keep]
-        self.nbytes = self.layout.nbytes
+        places, self.nbytes = drawn.places(), drawn.layout.nbytes
+        self._places: list[tuple[Lifetime, int]] = []  # the same of the slots
         self._homes = dict(homes or {})  # by the slots, once these are there
         self._tight = bool(net._fetched)
         self.tenants: list[_Tenant] = []
@@ -256,6 +251,7 @@ class Plan:
             assert lying is not None
             home = self._homes.pop(memory, None)
             memory = slot = self._slot(own, memory.name)
+            self._places.append((own[0]._replace(key=slot), own[1]))
             if home is not None:
                 slot.home = self._homes[slot] = home
                 home.source = slot
@@ -265,6 +261,7 @@ class Plan:
         if last is not None:
             # where nobody uses the usual order it is made when somebody asks for it, in bytes outside the arena
             memory.reordered = Reordered(memory, turn, self._slot(last, f"{memory.name} (channels last)"))
+            self._places.append((last[0]._replace(key=memory.reordered.array), last[1]))
             memory.reordered.on_host = own is None and self._tight
             if own is None and memory in self._homes:
                 home = memory.reordered.home = self._homes[memory]
@@ -282,12 +279,20 @@ class Plan:
     def _room(self, place: tuple[Lifetime, int]) -> Slot:
         """Scratch of a step."""
         life, at = place
+        self._places.append(place)
         self.tenants.append(_Tenant(None, [(at, at + life.nbytes)], life.first, life.last))
         return self._slot(place, "scratch")
 
     def _slot(self, place: tuple[Lifetime, int], name: str) -> Slot:
         life, offset = place
         return Slot(self.arena, offset, life.nbytes, name)
+
+    def drawn(self, schedules: Sequence[Schedule]) -> Draft:
+        """Of the plan's schedules, a draft in which all lies where it does in the plan, and no array lies elsewhere."""
+        lives = Lifetimes([life for life, _ in self._places], {}, {}, {})
+        found = Draft([schedule.units() for schedule in schedules], {}, {}, lives)
+        found.layout = Layout([at for _, at in self._places], self.nbytes)
+        return found
 
     def loads(self, steps: int) -> np.ndarray:
         """Bytes in use in each step of the pass, of so many."""

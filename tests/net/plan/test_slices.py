@@ -207,6 +207,14 @@ def test_slices_are_kept_for_backward_where_there_is_room(make):
     assert sliced.kept >= sliced.number // 2
 
 
+def test_it_is_reckoned_after_a_pass_as_before(make):
+    net = fed(built(words(), make(least(words(), make))))
+    before = net.reckoned()
+    iterate(net)
+    np.testing.assert_array_equal(net.reckoned().end, before.end)
+    assert net._sliced is not None and before.ms > 0
+
+
 def test_passes_over_other_batches(make):
     """Which may be taken in other slices; and back."""
     limit = least(words(), make)
