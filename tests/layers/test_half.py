@@ -3,6 +3,8 @@
 A layer is here as soon as it has a row in `layer_cases`; sources of data are in tests/sources/test_half.py.
 """
 
+import re
+
 import numpy as np
 import pytest
 from cuda_devices import EMULATED, GPU
@@ -34,9 +36,16 @@ def arrays(net):
 
 
 @pytest.mark.parametrize("make", [EMULATED, GPU])
-# in phase TEST one half will do: the two differ in how they round
-@pytest.mark.parametrize(("dtype", "phase"), [("float16", TRAIN), ("bfloat16", TRAIN), ("float16", TEST)])
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "phase"),
+    [
+        (name, dtype, phase)
+        for name in TEXTS
+        for dtype, phase in (("float16", TRAIN), ("bfloat16", TRAIN), ("float16", TEST))
+        # of a type's other cases, as in phase TEST, one half will do: the two differ in how they round
+        if dtype == "float16" or not re.search(r"-[1-9]$", name)
+    ],
+)
 def test_half_is_float32_rounded(name, dtype, phase, make):
     device = make()
     if make is EmulatedCuda:

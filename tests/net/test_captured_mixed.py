@@ -188,6 +188,6 @@ class Mixed(RuleBasedStateMachine):
 
 
 Mixed.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=15, stateful_step_count=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 TestMixed = needs_compiler(Mixed.TestCase)

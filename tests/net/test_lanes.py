@@ -1,5 +1,7 @@
 """Steps on two streams: the bits of one, however late either of them is."""
 
+import functools
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -89,6 +91,14 @@ def trained(one, steps=5):
     return trace
 
 
+@functools.cache
+def on_one_stream(memory, iter_size, channels_last):
+    """What a device without a second stream trains, which keeps images as they are, or channels last."""
+    device = EmulatedCuda()
+    device.channels_last = channels_last
+    return trained(solver(device, memory, iter_size))
+
+
 def last(monkeypatch, yes):
     """Have emulated devices keep images channels last, or not."""
     monkeypatch.setattr(EmulatedCuda, "channels_last", yes, raising=False)
@@ -103,7 +113,7 @@ def test_training_gives_the_bits_of_one_stream_whoever_is_late(monkeypatch, orde
     device = LateCuda(order)
     device.graphs = graphs
     one = solver(device, memory, iter_size)
-    assert trained(one) == trained(solver(EmulatedCuda(), memory, iter_size))
+    assert trained(one) == on_one_stream(memory, iter_size, order == "side")
     schedule = one.net.compiled()[1]
     beside = {step.call.op for step in schedule._program() if step.lane}
     assert {"conv_backward_weights", "deconv_backward_weights", "inner_product_backward_weights"} <= beside

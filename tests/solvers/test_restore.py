@@ -46,7 +46,7 @@ def test_goes_on_bit_for_bit(noisy, tools, device, at, share):
 @pytest.mark.parametrize("form", ["BINARYPROTO", "HDF5"])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_every_type_in_every_format(noisy, tools, device, kind, form, share):
-    if device.name == "emulated" and share != (form == "HDF5"):
+    if not device.is_host and share != (form == "HDF5"):
         pytest.skip("the others have either with each type")
     options = {"update": fields(kind), "device": device, "share": share}
     more = f'{MORE} snapshot_format: {form} regularization_type: "L1"'

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 NETS = ROOT / "tests" / "data" / "nets"
 
 
-def run(model, share, device, batches, steps=50):
+def run(model, share, device, batches, steps=20):
     """Losses, test outputs and parameters of a run."""
     param = caffe_pb2.SolverParameter(
         base_lr=5e-4, momentum=0.9, weight_decay=5e-4, lr_policy="fixed", test_interval=5, test_iter=[2], random_seed=5
@@ -58,7 +58,7 @@ def test_small_nets(name, make_device, batches):
             pytest.skip("the other order says it")
         steps, batches = 2, (2, 1) if batches[0] > batches[1] else (1, 2)  # kernels take their time there
     else:
-        steps = 20 if make_device is SimulatedDevice else 50
+        steps = 10 if make_device is SimulatedDevice else 20
     same(run(model, True, make_device(), batches, steps), run(model, False, make_device(), batches, steps))
 
 

