@@ -58,6 +58,9 @@ LITTLE = 8
 PIECE = 16 << 20
 """Bytes of an array that are updated, and come and go, at a time, where updates wait; of larger ones equal parts."""
 
+WORTH = 1.03
+"""How many times as long as reckoned a plan that evicts state counts as taking: it has to be better by that."""
+
 QUEUED = 1e-5
 """Seconds that a copy takes beside its bytes."""
 
@@ -434,7 +437,7 @@ def _fits(
 def _rank(found: Made | OutOfDeviceMemory, good: float = 0.0) -> tuple[bool, float, int]:
     """What is better comes first: what fits, in less time, or with less state evicted; of errors what needs less."""
     if isinstance(found, Made):
-        return False, max(found.ms, good), len(found.state)
+        return False, max(found.ms * (WORTH if found.state else 1), good), len(found.state)
     return True, found.requested, 0
 
 
