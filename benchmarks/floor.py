@@ -11,7 +11,9 @@ the device has at most the limit's bytes. What is on the host was copied there d
 long as its calls do, and as that copy does; it comes back during backward, which takes at least as long as that copy.
 What is nowhere is made anew in backward: the call that makes it runs once more, and of what that call reads the same
 holds in turn. So backward takes at least its own calls' time and that of the calls that run again. What lies beside
-these arrays (parameters, their history) may be on the host too, without having left during forward.
+these arrays (parameters, their history) may be on the host too, without having left during forward. Of what a ReLU made
+in place of a scaled array its own gradient needs the signs alone, which count for nothing: the kernel of the batch
+norm's gradient finds them.
 
 The least time of calls that run again, of all mixes with no more than so many bytes elsewhere, is bounded from below by
 Lagrange's relaxation: for each price of a byte there is a least sum of what is paid for bytes and of time, a minimum
@@ -25,7 +27,7 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,8 +109,10 @@ def problem_of(net: Any) -> Problem:
     made.drawn = draft(net, made.schedules, made.kept)
     times, problem = Times(net.device), Problem()
     ahead, behind = made.drawn.units
-    sizes = _sizes([*made.forward, *made.backward])
+    pinned = {memory for memory, use in made.drawn.lives.uses.items() if use.pinned}
+    sizes = _sizes([*made.forward, *made.backward], pinned)
     now: dict[SyncedMemory, int] = {}  # the value in each memory
+    ops: list[str] = []
     for unit in ahead:
         own = unit.calls[: unit.stop - unit.start]
         apart, together = [times.ms(call) for call in own], times.ms(unit.calls[-1])
@@ -116,13 +120,16 @@ def problem_of(net: Any) -> Problem:
         for call, ms in zip(own, apart, strict=True):
             # a call by itself takes at least its share of those that run as one
             _add(problem, call, ms * min(1.0, together / (sum(apart) or 1.0)), sizes, now)
+            ops.append(str(call.op))
     problem.backward = sum(times.ms(unit.calls[-1]) for unit in behind)
     gone: set[SyncedMemory] = set()
     needed: dict[int, None] = {}
     for call in made.backward:
         for operand in call.present():
             if operand.intent is not Intent.OVERWRITE and operand.memory in now and operand.memory not in gone:
-                needed[now[operand.memory]] = None
+                value = now[operand.memory]
+                if not (call.op == "relu_backward" and _has_known_signs(problem, ops, value)):
+                    needed[value] = None
         gone.update(operand.memory for operand in call.present() if operand.intent is not Intent.READ)
     problem.needed = [*needed]
     arena = {life.key for life in made.drawn.lives.arena}
@@ -130,19 +137,27 @@ def problem_of(net: Any) -> Problem:
     return problem
 
 
-def _sizes(calls: Sequence[Call]) -> dict[SyncedMemory, int]:
-    """Bytes of each memory that calls use."""
+def _has_known_signs(problem: Problem, ops: Sequence[str], value: int) -> bool:
+    """Whether a value is what a ReLU made in place of a scaled array."""
+    maker = problem.makers[value]
+    before = (ops[problem.makers[read]] for read in problem.reads[maker])
+    return ops[maker] == "relu_forward" and not {"scale_forward", "batch_norm_forward"}.isdisjoint(before)
+
+
+def _sizes(calls: Sequence[Call], pinned: Container[SyncedMemory]) -> dict[SyncedMemory, int]:
+    """Bytes of each memory that calls use, but for those that are `beside`."""
     sizes: dict[SyncedMemory, int] = {}
     for operand in (operand for call in calls for operand in call.present()):
         view = operand.view
-        sizes[view.memory] = max(sizes.get(view.memory, 0), view.offset + view.nbytes)
+        if view.memory not in pinned:
+            sizes[view.memory] = max(sizes.get(view.memory, 0), view.offset + view.nbytes)
     return sizes
 
 
 def _add(problem: Problem, call: Call, ms: float, sizes: dict[SyncedMemory, int], now: dict[SyncedMemory, int]) -> None:
     """Add a call of forward and what it makes."""
     number, read, written = len(problem.costs), dict[int, None](), dict[SyncedMemory, None]()
-    for operand in call.present():
+    for operand in (operand for operand in call.present() if operand.memory in sizes):
         whole = operand.intent is Intent.OVERWRITE and operand.view.nbytes == sizes[operand.memory]
         if not whole and operand.memory in now:
             read[now[operand.memory]] = None
@@ -156,9 +171,9 @@ def _add(problem: Problem, call: Call, ms: float, sizes: dict[SyncedMemory, int]
         problem.sizes.append(sizes[memory])
         problem.makers.append(number)
     kept = call.operands[2] if call.op == "batch_norm_forward" else None
-    if kept is not None:  # which is the top once more, in another place
+    if kept is not None and kept.memory in now:  # which is the top once more, in another place
         for operand in call.present():
-            if operand.intent is not Intent.READ and operand.view.nbytes == kept.view.nbytes:
+            if operand.memory in written and operand.view.nbytes == kept.view.nbytes:
                 now[operand.memory] = now[kept.memory]
 
 

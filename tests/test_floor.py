@@ -97,3 +97,43 @@ def test_a_net_is_calls_that_read_what_others_made():
     (conv,) = problem.reads[pool]
     assert names[problem.makers[conv]] == "conv1" and problem.sizes[conv] == 4 * 20 * 24 * 24 * 4
     assert {names[problem.makers[value]] for value in problem.needed} >= {"pool1", "pool2", "relu1", "loss"}
+
+
+def test_no_plan_is_reckoned_to_take_less():
+    def net(limit):
+        device = SimulatedDevice(limit, compute=False)
+        solver = inputs.solver_of(inputs.with_inputs("squeezenet", 2), device=device, memory="train")
+        solver.updater.place()
+        solver.net.prepare()
+        return solver.net
+
+    problem = problem_of(net(None))
+    need, free_ms = problem.beside + net(None).planned().nbytes, problem.forward + problem.backward
+    for part in (1.2, 1.5):
+        floor = problem.floor_ms(int(need / part))
+        assert free_ms < floor <= net(int(need / part)).reckoned().ms
+
+
+SIGNS = """
+name: "signs"
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" convolution_param { num_output: 4 kernel_size: 3 } }
+layer { name: "norm" type: "BatchNorm" bottom: "conv" top: "conv" }
+layer { name: "scale" type: "Scale" bottom: "conv" top: "conv" scale_param { bias_term: true } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "last" bottom: "conv" top: "last" %s }
+layer { name: "loss" type: "Reduction" bottom: "last" top: "loss" loss_weight: 1 }
+"""
+
+
+AVERAGE = 'type: "Pooling" pooling_param { pool: AVE kernel_size: 2 }'
+PRODUCT = 'type: "InnerProduct" inner_product_param { num_output: 2 }'
+
+
+@pytest.mark.parametrize(("last", "needed"), [(AVERAGE, False), (PRODUCT, True)])
+def test_signs_of_what_was_scaled_need_not_be_there(last, needed):
+    """What the ReLU made is only needed where a gradient reads it, not its signs alone."""
+    net = blobmem.Net(SIGNS % last, blobmem.TRAIN, device=SimulatedDevice(compute=False), memory="train")
+    problem, (forward, _) = problem_of(net), net.compiled()
+    makers = {forward.calls[problem.makers[value]].layer_name for value in problem.needed}
+    assert "norm" in makers and ("relu" in makers) is needed
