@@ -326,8 +326,8 @@ def _tell(net: Net, found: Made, wanted: int) -> None:
 
 
 def _fitted(net: Net, made: Made) -> Made:
-    """Of the calls that fit, those that are reckoned to take least time; slices of the batch are for where the others are
-    not good, or, where bits matter more than that, for where nothing else fits."""
+    """Of the calls that fit, those that are reckoned to take least time; slices are for where others are not good, or,
+    where bits matter more than that, for where nothing else fits."""
     best = _fits(net, made)
     if best is made:
         return made
