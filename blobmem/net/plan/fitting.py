@@ -60,6 +60,9 @@ COMPARED = 2
 MANY = 1000
 """Of a net of so many arrays, or calls, no plans are compared: each takes seconds."""
 
+SOME = 300
+"""Of a net of so many arrays there are no rounds: each walk takes seconds."""
+
 MANY_LIVES, GAPS = 4000, 64
 """Of a net of so many lifetimes such a part of the room is left for gaps: to lay its arrays out anew takes seconds."""
 
@@ -229,7 +232,7 @@ def _ways(net: Net, room: int, times: Times) -> Iterator[_Way | float]:
         whole = Pass(_again(net, plain.made), plain.made.places, plain.found, times)
         yield from _chosen_ways(net, whole, apart, room)
         yield GOOD
-        if lowest(plain.found, plain.load) <= room and len(whole.arrays) < MANY:
+        if lowest(plain.found, plain.load) <= room and len(whole.arrays) < SOME:
             found = walked(whole, room)
             if found.over <= 0:
                 yield _way(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})

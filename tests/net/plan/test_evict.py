@@ -455,7 +455,7 @@ def test_what_is_cheaper_is_done(monkeypatch):
 def nothing_anew(monkeypatch):
     """But what always is: a script's changes do not count in what is made anew, nor in what that is made of."""
     monkeypatch.setattr(fitting, "PRICES", ())
-    monkeypatch.setattr(fitting, "MANY", 0)
+    monkeypatch.setattr(fitting, "SOME", 0)
     monkeypatch.setattr(fitting, "_chosen_ways", lambda *_: ())
     limits = least_of_deep, least_of_late
     for limit in limits:
