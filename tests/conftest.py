@@ -1,7 +1,5 @@
 """For all tests: those that need a GPU are left out where there is none, and what is compiled is kept between runs."""
 
-import contextlib
-import ctypes
 import gc
 import os
 import sys
@@ -24,11 +22,6 @@ if sys.dont_write_bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 from cuda_devices import has_gpu
-
-# Memory that an array was in is kept for the next one: each would begin with page faults.
-with contextlib.suppress(OSError, AttributeError):  # where there is no such function
-    for parameter in (-1, -3):  # what malloc gives back at its end, and what it asks the system for by itself
-        ctypes.CDLL(None).mallopt(parameter, 1 << 30)
 
 gc.set_threshold(10_000, 20, 50)  # nets, and what numba compiles, are many objects that stay
 

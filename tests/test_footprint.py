@@ -142,7 +142,7 @@ def test_prediction_equals_measurement(name):
     assert over_bound(schemes) == planned / bound <= 1.02
 
 
-@pytest.mark.parametrize("name", [*NAMES, "caffenet"])
+@pytest.mark.parametrize("name", [*(name for name in NAMES if name != "inception_v3"), "caffenet"])
 def test_a_plan_for_a_gpu_that_is_not_here(name):
     schemes = footprint(
         MODELS / name / "solver.prototxt", schemes=[PLANNED, BOUND], measured=True, make_device=PredictedCuda

@@ -155,6 +155,8 @@ def test_numbers_are_those_of_the_whole_batch(make, kind):
 ])  # fmt: skip
 @pytest.mark.parametrize("make", [SIMULATED, EMULATED, CUDA])
 def test_losses_are_over_the_whole_batch(make, options):
+    if make is emulated and "ignore_label: 3 }" not in options:
+        pytest.skip("on the CPU the one that counts on the device shows it")
     text = words(options)
     limit = least(text, make)
     net = fed(built(text, make(limit)))
