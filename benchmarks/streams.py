@@ -4,13 +4,14 @@
     python benchmarks/streams.py --device cpu --nets lenet --batches 8 --steps 4    # a dry run
 
 The data is constant and on the device. `Solver.step` is timed, which reads the loss of each; nets have the memory that
-`blobmem train` gives them.
+`blobmem train` gives them. A file that is there keeps the rows that are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import clock, inputs, machine  # noqa: E402
 from benchmarks.clock import Contestant, Deadline, race, steps_for  # noqa: E402
+from benchmarks.gpu import merged  # noqa: E402
 from benchmarks.gpu_ours import CLASSES, MIB, device_of, waiting  # noqa: E402
+from blobmem import dtypes  # noqa: E402
 
+KEY = ("net", "batch", "math", "memory")
 SIDES = {f"{kind} {streams}": (kind == "captured", streams) for kind in ("eager", "captured") for streams in (1, 2)}
 """By name: whether steps are captured, and the number of streams."""
 
@@ -30,9 +34,11 @@ class Side:
     """A solver on a device of its own."""
 
     def __init__(self, param: Any, captured: bool, streams: int, args: argparse.Namespace, deadline: Deadline) -> None:
-        self.device = device_of(args.device, args.math)
+        dtype = args.math if args.math in dtypes.HALVES else "float32"
+        self.device = device_of(args.device, "fp32" if dtype == args.math else args.math)
         self.device.graphs = self.device.graphs and captured
-        solver = inputs.solver_of(param, device=self.device, memory=args.memory, backward_streams=streams)
+        given = {"device": self.device, "dtype": dtype, "memory": args.memory, "backward_streams": streams}
+        solver = inputs.solver_of(param, **given)
         inputs.fill(solver.net, CLASSES)
         self.contestant = Contestant(solver.step, waiting(self.device), several=solver.step)
         self.ms = self.contestant.warm_up(deadline)
@@ -60,17 +66,20 @@ def main() -> None:
         "--nets", default="resnet50,googlenet,inception_v3", help="NET,... of models/ (default: %(default)s)"
     )
     parser.add_argument("--batches", default="8,16,32,64,256", help="of each net (default: %(default)s)")
-    parser.add_argument("--math", default="tf32", help="default: %(default)s")
+    parser.add_argument(
+        "--math", default="tf32", help="fp32, tf32, or a dtype of halves, in which nets then are (default: %(default)s)"
+    )
     parser.add_argument("--memory", choices=("train", "keep"), default="train", help="default: %(default)s")
     parser.add_argument("--group", type=int, default=10, help="steps between two waits (default: %(default)s)")
     clock.add_options(parser)
     machine.add_options(parser)
     args = parser.parse_args()
-    rows = []
+    there = args.out is not None and args.out.exists()
+    rows = json.loads(args.out.read_text())["results"] if there else []
     for model in args.nets.split(","):
         for batch in map(int, args.batches.split(",")):
             row = compare(model, batch, args)
-            rows.append(row)
+            rows = merged(rows, [row], KEY)
             times = ", ".join(f"{name} {side['ms']:.3f} ms" for name, side in row["sides"].items())
             ratios = ", ".join(f"{name} {ratio:.4f}" for name, ratio in row["ratios"].items())
             print(f"{model} {batch} {args.math}: {times}; two over one: {ratios}", flush=True)
