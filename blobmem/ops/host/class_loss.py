@@ -12,7 +12,6 @@ import numpy as np
 
 from blobmem.ops.host.compiled import kernel
 from blobmem.ops.host.loss import count_labels, softmax_forward, sum_in_parts
-from blobmem.ops.host.loss_kernels import label_losses
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.labels import ignore_as_number, normalizer
 from blobmem.ops.registry import ArraySpec, op
@@ -72,6 +71,17 @@ def hinge_loss_backward(
 
 
 @kernel
+def _true_losses(start, stop, prob, label, classes, least, parts):
+    """parts[p] = the sum of -log max(prob[label], least) over part p of the rows, for parts [start, stop)."""
+    for part in range(start, stop):
+        total = 0.0
+        for i in range(label.size * part // parts.size, label.size * (part + 1) // parts.size):
+            p = np.float64(prob[i * classes + np.int64(label[i])])
+            total -= math.log(p if not p < least else least)
+        parts[part] = total
+
+
+@kernel
 def _true_gradient(start, stop, prob, label, dprob, classes, least, scale):
     """Rows [start, stop): scale / prob at the label, 0 elsewhere."""
     t = prob.dtype.type
@@ -86,9 +96,8 @@ def _true_gradient(start, stop, prob, label, dprob, classes, least, scale):
 def multinomial_loss_forward(prob: np.ndarray, label: np.ndarray, loss: np.ndarray, *, layer: str) -> None:
     """loss = the mean over the batch of -log prob[label], of probabilities of 1e-20 or more."""
     batch, classes = prob.shape
-    ignore = ignore_as_number(None)
-    count_labels(label, classes, ignore, layer)
-    total = sum_in_parts(label_losses, batch, prob.reshape(-1), label.reshape(-1), classes, 1, ignore, _LEAST)
+    count_labels(label, classes, ignore_as_number(None), layer)
+    total = sum_in_parts(_true_losses, batch, prob.reshape(-1), label.reshape(-1), classes, _LEAST)
     loss.fill(total / max(1, batch))
 
 

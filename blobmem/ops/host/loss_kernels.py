@@ -82,20 +82,6 @@ def judge_labels(start, stop, label, classes, ignore, result):
 
 
 @kernel
-def label_losses(start, stop, prob, label, classes, inner, ignore, least, parts):
-    """parts[p] = the sum of -log max(prob[label], least) over part p of the positions, for parts [start, stop)."""
-    for index in range(start, stop):
-        total = 0.0
-        for at in range(label.size * index // parts.size, label.size * (index + 1) // parts.size):
-            value = label[at]
-            if value != ignore:
-                i, j = at // inner, at % inner
-                p = np.float64(prob[(i * classes + np.int64(value)) * inner + j])
-                total -= math.log(p if not p < least else least)
-        parts[index] = total
-
-
-@kernel
 def softmax_sums(start, stop, x, sums, classes, inner, chunk):
     """Items as in `softmax`: the largest x of each position, and the sum of exp(x - that)."""
     parts = (inner + chunk - 1) // chunk
