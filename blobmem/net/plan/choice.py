@@ -227,10 +227,6 @@ class Pass:
                     waiting.append(made)
         return frozenset(runs), frozenset(each for each in needs if each in self.arrays or each in self.held)
 
-    def spare(self, room: int, price: float) -> Choice:
-        """The same the other way round: of all that can be made anew, what there is room for is not."""
-        return self.choose(room, price, sparing=True)
-
     def choose(self, room: int, price: float, sparing: bool = False) -> Choice:
         """What to do without so that no step has more than `room` bytes in use, as far as that can be.
 
