@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import inputs  # noqa: E402
 from benchmarks.gpu import words  # noqa: E402
-from blobmem import devices, dtypes  # noqa: E402
+from blobmem import devices  # noqa: E402
 from blobmem.devices.cuda.predicted import PredictedCuda  # noqa: E402
 from blobmem.memory import Intent, SyncedMemory  # noqa: E402
 from blobmem.net.plan.again import Less  # noqa: E402
@@ -272,7 +272,7 @@ def max_flow(tails: np.ndarray, heads: np.ndarray, capacities: np.ndarray, nodes
 
 def of_model(model: str, batch: int, math: str) -> Problem:
     """The problem of a model's training step on a GPU like the one whose times are known."""
-    dtype = math if math in dtypes.HALVES else "float32"
+    dtype = inputs.dtype_of(math)
     device = PredictedCuda(**({"math": math} if dtype != math else {}))
     solver = inputs.solver_of(inputs.with_inputs(model, batch), device=device, dtype=dtype, memory="train")
     solver.updater.place()

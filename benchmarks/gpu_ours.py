@@ -33,9 +33,8 @@ class Ours:
         self, model: str, batch: int, phase: str, math: str, word: str, deadline: Deadline, memory: str = "keep"
     ) -> None:
         begin = time.perf_counter()
-        dtype = math if math in dtypes.HALVES else "float32"
-        self.device = device_of(word, "fp32" if dtype == math else math)
-        given = {"device": self.device, "dtype": dtype, "memory": memory}
+        self.device = device_of(word, math)
+        given = {"device": self.device, "dtype": inputs.dtype_of(math), "memory": memory}
         self._synchronize = waiting(self.device)
         self.solver: Any = None
         with search_clock() as self.searched:
@@ -93,7 +92,8 @@ class Ours:
 
 
 def device_of(word: str, math: str) -> devices.Device:
-    """A device of its own, so that its statistics are."""
+    """A device of its own, so that its statistics are; where the math is a dtype of halves one of fp32."""
+    math = "fp32" if math in dtypes.HALVES else math
     return devices.get(word, math=math) if word.startswith("cuda") else devices.get(word)
 
 

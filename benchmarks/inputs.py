@@ -10,6 +10,7 @@ import numpy as np
 
 import blobmem
 from benchmarks.host import images
+from blobmem import dtypes
 from blobmem.footprint import stated_shapes
 from blobmem.net.builder import specs_of
 from blobmem.net.graph import set_batch
@@ -19,6 +20,11 @@ from blobmem.proto.text import read_net
 MODELS = Path(__file__).parents[1] / "models"
 SOURCES = ("Data", "HDF5Data")
 RATE, MOMENTUM, DECAY = 1e-3, 0.9, 5e-4  # of every training step that is compared, on both sides
+
+
+def dtype_of(math: str) -> str:
+    """That of a net of which "fp32", "tf32" or a dtype of halves is said: the latter is it."""
+    return math if math in dtypes.HALVES else "float32"
 
 
 def with_inputs(model: str, batch: int, deploy: bool = False) -> Any:

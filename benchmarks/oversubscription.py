@@ -31,7 +31,7 @@ from benchmarks import clock, inputs, machine  # noqa: E402
 from benchmarks.clock import Contestant, Deadline, race, steps_for  # noqa: E402
 from benchmarks.gpu import attempt, merged, words  # noqa: E402
 from benchmarks.gpu_ours import CLASSES, waiting  # noqa: E402
-from blobmem import devices, dtypes  # noqa: E402
+from blobmem import devices  # noqa: E402
 from blobmem.errors import OutOfDeviceMemory  # noqa: E402
 
 NETS = "resnet1001:64,resnet50:256,vgg16:64,densenet264:32,vnet:2,lstm_lm:1408"
@@ -45,7 +45,7 @@ class Ours:
     """A solver, warmed up, on a device of its own that may hold `limit` bytes. OutOfDeviceMemory if they do not do."""
 
     def __init__(self, model: str, batch: int, math: str, word: str, deadline: Deadline, limit: int | None) -> None:
-        dtype = math if math in dtypes.HALVES else "float32"
+        dtype = inputs.dtype_of(math)
         chosen = {"math": math} if word.startswith("cuda") and dtype != math else {}
         self.device = devices.get(word, limit, **chosen) if limit or chosen else device_alone(word)
         deadline.check()

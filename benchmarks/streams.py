@@ -23,7 +23,6 @@ from benchmarks import clock, inputs, machine  # noqa: E402
 from benchmarks.clock import Contestant, Deadline, race, steps_for  # noqa: E402
 from benchmarks.gpu import merged  # noqa: E402
 from benchmarks.gpu_ours import CLASSES, MIB, device_of, waiting  # noqa: E402
-from blobmem import dtypes  # noqa: E402
 
 KEY = ("net", "batch", "math", "memory")
 SIDES = {f"{kind} {streams}": (kind == "captured", streams) for kind in ("eager", "captured") for streams in (1, 2)}
@@ -34,11 +33,10 @@ class Side:
     """A solver on a device of its own."""
 
     def __init__(self, param: Any, captured: bool, streams: int, args: argparse.Namespace, deadline: Deadline) -> None:
-        dtype = args.math if args.math in dtypes.HALVES else "float32"
-        self.device = device_of(args.device, "fp32" if dtype == args.math else args.math)
+        self.device = device_of(args.device, args.math)
         self.device.graphs = self.device.graphs and captured
-        given = {"device": self.device, "dtype": dtype, "memory": args.memory, "backward_streams": streams}
-        solver = inputs.solver_of(param, **given)
+        options = {"dtype": inputs.dtype_of(args.math), "memory": args.memory, "backward_streams": streams}
+        solver = inputs.solver_of(param, device=self.device, **options)
         inputs.fill(solver.net, CLASSES)
         self.contestant = Contestant(solver.step, waiting(self.device), several=solver.step)
         self.ms = self.contestant.warm_up(deadline)
