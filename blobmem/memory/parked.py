@@ -70,24 +70,13 @@ class Parked(SyncedMemory):
         then false."""
         with self._lock:
             self.holds = False
-            array = self._for_copy(start, view.nbytes, Intent.OVERWRITE)
-            self._lock_pages()
-            self._follow(stream)
-            view.memory.copy_out(view.offset, array, stream, self)
-            self._copied = stream.record()
-            self.epoch += 2
+            super().take(view, stream, start)
             self.holds = True
 
     def give(self, view: View, stream: Stream, start: int = 0) -> None:
         """Queue on a stream the copy of what is here, from `start` on, to where a view is. DeviceError if it fails."""
         self.refresh()
-        with self._lock:
-            array = self._for_copy(start, view.nbytes, Intent.READ)
-            self._lock_pages()
-            self._follow(stream)
-            view.memory.copy_in(view.offset, array, stream, self)
-            self._copied = stream.record()
-            self.epoch += 2
+        super().give(view, stream, start)
 
     def lend(self, stream: Stream | None, out: bool, start: int = 0, nbytes: int | None = None) -> None:
         """See SyncedMemory. Who queues a copy to here sets `holds`."""
@@ -109,6 +98,11 @@ class Parked(SyncedMemory):
     @property
     def is_locked(self) -> bool:
         return bool(self.block.locked)
+
+    def _for_copy(self, start: int, nbytes: int, intent: Intent) -> np.ndarray:
+        array = super()._for_copy(start, nbytes, intent)
+        self._lock_pages()
+        return array
 
     def _lock_pages(self) -> None:
         self.block.lock_pages()
