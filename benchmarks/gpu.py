@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
         "--maths",
         type=words,
         default=["fp32", "tf32"],
-        help="default: fp32,tf32; PyTorch trains in no others, float16 and bfloat16 are for inference there",
+        help="or float16, bfloat16, in which PyTorch trains by autocast; default: fp32,tf32",
     )
     parser.add_argument("--phases", type=words, default=["train", "infer"], help="default: train,infer")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,7 @@ class Theirs:
         self.place = torch.device(word)
         self.on_gpu = self.place.type == "cuda"
         set_math(math)
-        self.dtype = getattr(torch, math) if math in dtypes.HALVES else torch.float32
+        self.dtype = dtype_of(math)
         step = self._step(model, batch, phase)
         if variant == "graph":
             self.graph = captured(step)
@@ -49,24 +50,15 @@ class Theirs:
 
     def _step(self, model: str, batch: int, phase: str) -> Callable[[], Any]:
         train = phase == "train"
-        if train and self.dtype != torch.float32:
-            raise ValueError("PyTorch is timed in halves for inference alone")
-        module, arrays = made(model, batch, train, self.layout, self.place, self.dtype)
+        module, arrays = made(model, batch, train, self.layout, self.place, torch.float32 if train else self.dtype)
         parameters = list(module.parameters())
-        if self.name in MODES:
+        compiled = self.name in MODES
+        if compiled:
             module = torch.compile(module, mode=MODES[self.name])
         if not train:
             return lambda: _infer(module, *arrays)
-        optimizer = sgd(parameters, self.on_gpu)
-
-        def step() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            if self.name in MODES:
-                torch.compiler.cudagraph_mark_step_begin()
-            module(*arrays).backward()
-            optimizer.step()
-
-        return step
+        begin = torch.compiler.cudagraph_mark_step_begin if compiled else None
+        return training_step(module, arrays, sgd(parameters, self.on_gpu), self.dtype, self.name != "graph", begin)
 
     def finish(self) -> dict[str, Any]:
         """What was measured, with the host's time and the allocator's peak."""
@@ -126,6 +118,30 @@ def made(model: str, batch: int, train: bool, layout: str, place: Any, dtype: An
     return module, arrays
 
 
+def training_step(
+    module: Any, arrays: list[Any], optimizer: Any, dtype: Any, cached: bool = True,
+    begin: Callable[[], Any] | None = None, around: Any = None,
+) -> Callable[[], None]:  # fmt: skip
+    """Forward, backward and update; in halves as autocast has them, whose casts of weights a captured step can't cache.
+
+    Args:
+        begin: called between the gradients' clearing and the forward pass.
+        around: a context manager for the forward pass.
+    """
+    halves = dtype != torch.float32
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        if begin is not None:
+            begin()
+        with around or contextlib.nullcontext(), torch.autocast(arrays[0].device.type, dtype, halves, cached):
+            loss = module(*arrays)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
 def captured(step: Callable[[], Any]) -> Any:
     """The CUDA graph of a step, captured after a few that choose algorithms and make the optimizer's state."""
     if not torch.cuda.is_available():
@@ -151,6 +167,11 @@ def sgd(parameters: Any, on_gpu: bool) -> Any:
     return torch.optim.SGD(
         parameters, inputs.RATE, momentum=inputs.MOMENTUM, weight_decay=inputs.DECAY, fused=on_gpu or None
     )
+
+
+def dtype_of(math: str) -> Any:
+    """PyTorch's dtype of that name where it is one of halves, else float32."""
+    return getattr(torch, math) if math in dtypes.HALVES else torch.float32
 
 
 def set_math(math: str) -> None:

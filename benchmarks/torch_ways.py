@@ -12,9 +12,8 @@ import torch
 from torch.autograd.graph import save_on_cpu
 
 from benchmarks.clock import Contestant, Deadline, race, steps_for
-from benchmarks.gpu_torch import captured, made, release, set_math, sgd
+from benchmarks.gpu_torch import captured, dtype_of, made, release, set_math, sgd, training_step
 from benchmarks.torch_segments import segmentations, segmented
-from blobmem import dtypes
 
 LAYOUTS = ("NCHW", "channels_last")
 
@@ -89,18 +88,7 @@ class Theirs:
         self._optimizer = sgd(self._module.parameters(), self._on_gpu)
 
     def _step(self, module: Any, around: Any = None, cached: bool = True) -> Callable[[], None]:
-        optimizer, arrays = self._optimizer, self._arrays
-        halves = self._math in dtypes.HALVES
-        dtype = getattr(torch, self._math) if halves else None
-
-        def step() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            with around or contextlib.nullcontext(), torch.autocast(self._place.type, dtype, halves, cached):
-                loss = module(*arrays)
-            loss.backward()
-            optimizer.step()
-
-        return step
+        return training_step(module, self._arrays, self._optimizer, dtype_of(self._math), cached, around=around)
 
     def _contestant(self, step: Callable[[], Any]) -> Contestant:
         return Contestant(step, torch.cuda.synchronize if self._on_gpu else int)
