@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from blobmem.errors import DeviceError
 from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import copy_stream
 from blobmem.memory.reordered import turned_later
+from blobmem.net.plan.times import Times
 
 if TYPE_CHECKING:
     from blobmem.net.schedule import Step
@@ -35,11 +37,16 @@ MAIN, SIDE, OUT, IN = range(4)
 Turns = list[tuple[Any, ...]]
 """Of each array that is to be turned over, `memory.reordered.Turn` and its arguments."""
 
+EARLY = 0.05
+"""ms by which a step ends before another one begins for the other not to wait, as far as is known."""
+
 Place = tuple[int, int, bool]
 """Addresses [start, stop) that a step uses, and whether it writes there."""
 
 
-def waits(lanes: Sequence[int], places: Sequence[Sequence[Place]]) -> list[list[int]]:
+def waits(
+    lanes: Sequence[int], places: Sequence[Sequence[Place]], ms: Sequence[float] | None = None
+) -> list[list[int]]:
     """For each step the positions of those of other streams that it waits for, at most one of each stream.
 
     Streams are in order: it has then come after all steps before these, too, and after what they waited for. What an
@@ -48,6 +55,8 @@ def waits(lanes: Sequence[int], places: Sequence[Sequence[Place]]) -> list[list[
     Args:
         lanes: of each step, the number of its stream.
         places: what each uses.
+        ms: what each takes, where copies and others should wait for each other as seldom as can be: for the last of
+            all steps that are done by then anyway, as far as these tell.
     """
     edges = sorted({edge for used in places for start, stop, _ in used if start < stop for edge in (start, stop)})
     piece = {edge: at for at, edge in enumerate(edges)}
@@ -57,15 +66,20 @@ def waits(lanes: Sequence[int], places: Sequence[Sequence[Place]]) -> list[list[
     known = [np.full(number, -1) for _ in range(number)]  # by each stream: the last steps of all that it comes after
     known_at: list[np.ndarray] = []  # by each step
     result: list[list[int]] = []
+    clocks = [_Clock() for _ in range(number)]
     for at, (lane, used) in enumerate(zip(lanes, places, strict=True)):
         spans = [(slice(piece[start], piece[stop]), writes) for start, stop, writes in used if start < stop]
         found = [(last_use if writes else last_write)[:, span].max(axis=1) for span, writes in spans]
         wanted = np.max([np.full(number, -1), *found], axis=0)
         result.append([])
+        begin = max([clocks[lane].now, *(clocks[other].end_of(after) for other, after in enumerate(wanted.tolist()))])
         for after in sorted(wanted.tolist(), reverse=True):
             if after >= 0 and lanes[after] != lane and after > known[lane][lanes[after]]:
+                if ms is not None and max(lane, lanes[after]) > SIDE:
+                    after = max(after, clocks[lanes[after]].last(begin - EARLY))
                 result[-1].append(after)
                 known[lane] = np.maximum(known[lane], known_at[after])
+        clocks[lane].add(at, begin + (0.0 if ms is None else ms[at]))
         known[lane][lane] = at
         known_at.append(known[lane].copy())
         for span, writes in spans:
@@ -73,6 +87,31 @@ def waits(lanes: Sequence[int], places: Sequence[Sequence[Place]]) -> list[list[
             if writes:
                 last_write[lane, span] = at
     return result
+
+
+class _Clock:
+    """When the steps of one stream end, in ms."""
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._ends: list[float] = []
+
+    @property
+    def now(self) -> float:
+        return self._ends[-1] if self._ends else 0.0
+
+    def add(self, at: int, end: float) -> None:
+        self._steps.append(at)
+        self._ends.append(end)
+
+    def end_of(self, at: int) -> float:
+        """The end of a step of the stream; 0 for -1."""
+        return self._ends[bisect_right(self._steps, at) - 1] if at >= 0 else 0.0
+
+    def last(self, ms: float) -> int:
+        """The last step that has ended by then, -1 if none has."""
+        done = bisect_right(self._ends, ms)
+        return self._steps[done - 1] if done else -1
 
 
 def prepare(
@@ -222,6 +261,13 @@ class Lanes:
         for lane in self._others:
             main.wait(streams[lane].record())
 
+    def _ms(self, steps: Sequence[Step]) -> list[float] | None:
+        """What each takes, if some of them copy."""
+        if not any(step.copies for step in steps):
+            return None
+        times = Times(self._device)
+        return [times.ms(step.call) for step in steps]
+
     def _order(self, steps: Sequence[Step], turned: Sequence[Turns]) -> list[list[int]]:
         """What each waits for, worked out anew where any of them uses other bytes."""
         accessed = [step.accessed for step in steps], turned
@@ -229,6 +275,6 @@ class Lanes:
             places = [[*step.places(), *_places(turns)] for step, turns in zip(steps, turned, strict=True)]
             if places != self._places:
                 lanes = [step.copies or step.lane for step in steps]
-                self._places, self._waits = places, waits(lanes, places)
+                self._places, self._waits = places, waits(lanes, places, self._ms(steps))
             self._accessed = accessed
         return self._waits

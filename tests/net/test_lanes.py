@@ -68,6 +68,37 @@ def test_what_uses_the_same_bytes_is_ordered_and_nobody_waits_for_nothing(steps)
         before.append(known)
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), PLACES, st.integers(0, 3)), max_size=14))
+@settings(deadline=None)
+def test_copies_and_others_wait_later_rather_than_more_often(steps):
+    """For a step behind the one that they need, which has ended by then by the times that are given."""
+    sides, places, ms = [list(each) for each in zip(*steps, strict=True)] or ([], [], [])
+    found, plain = waits(sides, places, ms), waits(sides, places)
+    assert sum(map(len, found)) <= sum(map(len, plain))
+    begin, end, before = [], [], []
+    for at, waited in enumerate(found):
+        earlier = max((i for i in range(at) if sides[i] == sides[at]), default=None)
+        known = set() if earlier is None else {earlier} | before[earlier]
+        needed = {i for i in range(at) if conflict(places[i], places[at])}
+        begin.append(max((end[i] for i in {*needed} | ({earlier} - {None})), default=0))
+        for after in waited:
+            assert after not in known and sides[after] != sides[at]
+            assert after in needed or (end[after] < begin[at] and max(sides[at], sides[after]) > lanes.SIDE)
+            known |= {after} | before[after]
+        assert needed <= known
+        end.append(begin[at] + ms[at])
+        before.append(known)
+
+
+def test_one_wait_stands_for_those_that_follow():
+    """Three arrays leave one after the other, and are overwritten when all of them have left."""
+    sides = [lanes.MAIN, lanes.OUT, lanes.OUT, lanes.OUT, lanes.MAIN, lanes.MAIN, lanes.MAIN, lanes.MAIN]
+    arrays = [[(0, 3, True)], *([(i, i + 1, False)] for i in range(3)), [], *([(i, i + 1, True)] for i in range(3))]
+    ms = [1, 1, 1, 1, 9, 1, 1, 1]
+    assert waits(sides, arrays) == [[], [0], [], [], [], [1], [2], [3]]
+    assert waits(sides, arrays, ms) == [[], [0], [], [], [], [3], [], []]
+
+
 def solver(device, memory, iter_size=1, streams=2, **fields):
     param = caffe_pb2.SolverParameter(base_lr=0.1, momentum=0.9, weight_decay=1e-3, lr_policy="step", gamma=0.5,
                                       stepsize=3, random_seed=3, iter_size=iter_size, **fields)  # fmt: skip
@@ -140,7 +171,7 @@ def test_on_a_gpu_too(make, graphs, memory, iter_size):
 def test_a_wait_that_is_missing_is_seen(monkeypatch, broken, graphs):
     real = lanes.waits
 
-    def fewer(lanes, places):
+    def fewer(lanes, places, ms):
         if broken == "nobody waits":
             return [[]] * len(lanes)
         return real(lanes, [[place for place in used if place[2]] for used in places])
