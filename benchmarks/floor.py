@@ -45,9 +45,11 @@ from blobmem.devices.cuda.predicted import PredictedCuda  # noqa: E402
 from blobmem.memory import Intent, SyncedMemory  # noqa: E402
 from blobmem.net.plan.again import Less  # noqa: E402
 from blobmem.net.plan.places import draft  # noqa: E402
-from blobmem.net.plan.times import LINK, Times  # noqa: E402
+from blobmem.net.plan.times import Times  # noqa: E402
 from blobmem.ops.call import Call  # noqa: E402
 
+LINK = 55e9
+"""Bytes that a link copies in a second, one way, at its best."""
 PRICES = np.geomspace(1e-11, 1e-6, 40)
 """Of a byte that is not made anew, in ms."""
 UNITS = 1e9  # of a capacity, per ms

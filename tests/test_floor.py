@@ -7,9 +7,9 @@ import pytest
 
 import blobmem
 from benchmarks import inputs
-from benchmarks.floor import PRICES, Problem, least_sum, problem_of
+from benchmarks.floor import LINK, PRICES, Problem, least_sum, problem_of
 from blobmem import SimulatedDevice
-from blobmem.net.plan.times import LINK, Times
+from blobmem.net.plan.times import Times
 
 PER_MS = LINK / 1e3
 

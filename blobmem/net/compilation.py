@@ -328,10 +328,10 @@ class Compilation:
             for calls, at in zip((forward, backward), places(), strict=True)
         )
         backward = back.calls if self._updates is None else state.join(ahead.calls, back.calls, times)
-        return dataclasses.replace(
-            made, forward=ahead.calls, backward=backward, remade=moved(made.remade, ahead.moved),
-            fetched=[*ahead.arrays, *back.arrays],
-        )  # fmt: skip
+        used = {*memories([*ahead.calls, *backward])}
+        fetched = [array for array in (*ahead.arrays, *back.arrays) if array.data_view.memory in used]
+        remade = moved(made.remade, ahead.moved)
+        return dataclasses.replace(made, forward=ahead.calls, backward=backward, remade=remade, fetched=fetched)
 
     @property
     def spreads(self) -> bool:

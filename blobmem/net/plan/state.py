@@ -35,7 +35,7 @@ from blobmem.net.plan.fitting import EARLY, GOOD, MANY, Made, fitting, room_of
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
-from blobmem.net.plan.times import COPIES, LINK, Times, reckon
+from blobmem.net.plan.times import COPIES, LINK, QUEUED, Times, reckon
 from blobmem.net.plan.uses import moved
 from blobmem.net.schedule import Schedule, Unit
 from blobmem.ops.call import Call, call, like, memories, overwrite, read, redirected
@@ -60,9 +60,6 @@ PIECE = 16 << 20
 
 WORTH = 1.03
 """How many times as long as reckoned a plan that evicts state counts as taking: it has to be better by that."""
-
-QUEUED = 1e-5
-"""Seconds that a copy takes beside its bytes."""
 
 
 class Brought(NamedTuple):
