@@ -15,18 +15,20 @@ _STEP = {"train": ["`Solver.step`"], "infer": []}  # a column that only training
 EAGER = ("eager", "channels_last")
 COMPILED = ("compile", "compile_overhead")
 
-GPU = """
+BESIDE = """Rows with `beside` in the JSON were measured while processes of others
+prepared theirs, which used the GPU in turns."""
+GPU = f"""
 ## One GPU, beside PyTorch
 
-{commands}
+{{commands}}
 
-On {machine}. Both sides run in one process and take turns in groups of steps; medians, in ms. PyTorch runs the same
+On {{machine}}. Both sides run in one process and take turns in groups of steps; medians, in ms. PyTorch runs the same
 net, made layer by layer from the prototxt, with `cudnn.benchmark` and its fused SGD: eager in NCHW and channels last,
 compiled (the better of its modes `default` and `reduce-overhead`), and with the whole step captured as a CUDA graph.
 Ratios are blobmem's figure over that of eager PyTorch in its better layout; the target is 1 at most. Host is the time
 in which the host has queued one of our steps; `Solver.step` also reads the loss of each. Memory is the peak after
 warm-up, without the search for algorithms: ours by our statistics, rounded to the driver's chunks in brackets,
-PyTorch's by its allocator.
+PyTorch's by its allocator. {BESIDE}
 """
 PLANNED = {
     phase: f"""

@@ -7,24 +7,24 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any
 
-from benchmarks.gpu_table import NAMES, machine_of, name_of, number, ratio
+from benchmarks.gpu_table import BESIDE, NAMES, machine_of, name_of, number, ratio
 
 MIB, MB = 2**20, 1e6
 PICTURE = "pictures/oversubscription.svg"
 
-TEXT = """
+TEXT = f"""
 ## Less memory than a net needs
 
-{commands}
+{{commands}}
 
-On {machine}. Training steps on constant data: ours is `Solver.step` of a net with `memory="train"`, captured; what it
+On {{machine}}. Training steps on constant data: ours is `Solver.step` of a net with `memory="train"`, captured; what it
 holds without a limit is the need. PyTorch runs the same net, in the layout in which it is faster, halves by autocast:
 plain, the plain step as a CUDA graph, with `save_on_cpu(pin_memory=True)`, and checkpointed, between the layers where
 least is alive, in the fewest segments that hold no more than our limit (if none do, in those that hold least). MiB are
-peaks, by our statistics and by PyTorch's allocator.
+peaks, by our statistics and by PyTorch's allocator. {BESIDE}
 
 | net, batch | math | need, MiB | ours, ms | PyTorch, MiB | ms | captured, MiB | ms | ours / captured |
-| --- | --- |{bars}
+| --- | --- |{{bars}}
 """
 LIMITS = """
 The same with limits, or the net's least where that is larger: what is held, MB that leave and come back in a step,
