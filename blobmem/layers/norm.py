@@ -54,7 +54,7 @@ class BatchNorm(Layer):
         self.folded = (math.prod(shape[:1]), self.channels, math.prod(shape[2:]))
         if not self.use_global:
             self.internal_blob("normalized", shape)
-            self.internal_blob("mean", (self.channels,), self.context.exact)
+            self.internal_blob("mean", (2 * self.channels,), self.context.exact)  # and what they have lost by rounding
             self.internal_blob("inverse_std", (self.channels,), self.context.exact)
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> Iterable[Call]:

@@ -110,7 +110,6 @@ def _relu_in_place(calls: Sequence[Call], at: int, y: Operand, slope: float | No
 def _normalize_forward(calls: Sequence[Call], at: int) -> Group | None:
     """BatchNorm, a Scale in place, and perhaps a ReLU in place."""
     first = calls[at]
-    trains = first.op == "batch_norm_forward"
     y = first.operand(1)
     stop = at + 1
     if not _is(calls, stop, "scale_forward"):
@@ -120,7 +119,7 @@ def _normalize_forward(calls: Sequence[Call], at: int) -> Group | None:
         return None
     stop += 1
     relu = _relu_in_place(calls, stop, y, 0.0)
-    op = "batch_norm_scale_forward" if trains else "batch_norm_scale_inference"
+    op = str(first.op).replace("norm", "norm_scale")
     call = _fused(first, op, *first.operands, gamma, beta, **first.attributes, relu=relu)
     return Group(stop + relu, call)
 
@@ -128,7 +127,7 @@ def _normalize_forward(calls: Sequence[Call], at: int) -> Group | None:
 def _normalize_sum_forward(calls: Sequence[Call], at: int) -> Group | None:
     """BatchNorm, a Scale in place, and a sum of that and another array, with a ReLU in place."""
     norm = _normalize_forward(calls, at)
-    if norm is None or norm.call.op != "batch_norm_scale_forward" or norm.call.attributes["relu"]:
+    if norm is None or norm.call.attributes["relu"]:
         return None
     group = _sum_forward(calls, norm.stop) if _is(calls, norm.stop, "eltwise_sum") else None
     if group is None:
@@ -140,9 +139,9 @@ def _normalize_sum_forward(calls: Sequence[Call], at: int) -> Group | None:
         return None
     if any(_same(other, each) for each in (top, xhat)) or not _one_order(x, top, other, y):
         return None
-    attributes = {key: norm.call.attributes[key] for key in ("eps", "fraction")}
-    operands = (x, other, y, xhat, *rest)
-    call = _fused(calls[at], "batch_norm_scale_sum_relu_forward", *operands, **attributes, **group.call.attributes)
+    attributes = {key: value for key, value in norm.call.attributes.items() if key != "relu"}
+    op = str(norm.call.op).replace("scale", "scale_sum_relu")
+    call = _fused(calls[at], op, x, other, y, xhat, *rest, **attributes, **group.call.attributes)
     return Group(group.stop, call, _elsewhere(y, top))
 
 
@@ -468,6 +467,7 @@ _MATCHES = {
     **dict.fromkeys(UPDATES, (_updates,)),
     "sumsq": (_sums_of_squares,),
     "batch_norm_forward": (_normalize_sum_forward, _normalize_forward),
+    "batch_norm_given": (_normalize_sum_forward, _normalize_forward),
     "batch_norm_inference": (_normalize_forward,),
     "concat_backward": (_concat_backward,),
     "conv_forward": (_sum_behind, _relu_behind),

@@ -31,9 +31,11 @@ OPS = {
     "axpy_forward": ("prrs", {}), "bias_forward": ("xcy", {}), "scale_forward": ("xccy", {}),
     "scale_backward_data": ("xcy", {}), "prelu_forward": ("xcy", {}), "prelu_backward_data": ("xcxy", {}),
     "batch_norm_inference": ("xycvf", {"eps": 1e-3}), "batch_norm_backward_global": ("xyvf", {"eps": 1e-3}),
-    "batch_norm_forward": ("xyycvcvf", NORM), "batch_norm_backward": ("xcxy", {}),
-    "batch_norm_scale_forward": ("xyycvcvfcc", {**NORM, "relu": True}),
-    "batch_norm_scale_sum_relu_forward": ("xxyycvcvfcc", {**NORM, "slope": 0.1}),
+    "batch_norm_forward": ("xyymvcvf", NORM), "batch_norm_given": ("xyymv", {}), "batch_norm_backward": ("xcxy", {}),
+    "batch_norm_scale_forward": ("xyymvcvfcc", {**NORM, "relu": True}),
+    "batch_norm_scale_given": ("xyymvcc", {"relu": True}),
+    "batch_norm_scale_sum_relu_given": ("xxyymvcc", {"slope": 0.1}),
+    "batch_norm_scale_sum_relu_forward": ("xxyymvcvfcc", {**NORM, "slope": 0.1}),
     "batch_norm_scale_inference": ("xycvfcc", {"eps": 1e-3, "relu": True}),
     "sum_batch_norm_scale_inference": ("xxyycvfcc", {"eps": 1e-3, "relu": True}),
     "batch_norm_scale_backward": ("xvccxycc", {"relu": True, "accumulate": True}),
@@ -44,7 +46,7 @@ OPS = {
     "relu_bias_backward": ("xxyc", {"slope": 0.1, "accumulate": False}),
     "softmax_loss_backward": ("xltfy", {"ignore_label": 1, "normalization": "VALID", "layer": "loss"}),
 }  # fmt: skip
-"""Op -> its operands (x: a large input, y: a large output, c: of each channel, v: such, positive, p: of each plane, f: one
+"""Op -> its operands (x: a large input, y: a large output, c: of each channel, m: two of each, v: one, positive, p: of each plane, f: one
 number, r and s: x and y as planes, b: bytes, i: indices, l: labels, t: two positive numbers for each of these) and its attributes."""
 
 
@@ -52,7 +54,7 @@ def made(kinds, shape, rng):
     outer, channels, inner = shape
     planes = outer * channels, inner
     like = {
-        "c": lambda: rng.normal(size=channels), "v": lambda: rng.random(channels) + 0.5, "f": lambda: np.full(1, 3.5),
+        "c": lambda: rng.normal(size=channels), "m": lambda: rng.normal(size=2 * channels), "v": lambda: rng.random(channels) + 0.5, "f": lambda: np.full(1, 3.5),
         "p": lambda: rng.normal(size=outer * channels), "x": lambda: rng.normal(size=shape),
         "y": lambda: np.full(shape, np.nan),
         "r": lambda: rng.normal(size=planes), "s": lambda: np.full(planes, np.nan), "b": lambda: rng.integers(0, 2, shape), "i": lambda: rng.integers(0, 3, shape),

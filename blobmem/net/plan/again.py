@@ -48,7 +48,7 @@ losses, whose arrays backward reads first; and all that is run `once`."""
 _RUNNING = {"batch_norm_forward": (5, 6, 7)}
 """Of these, which operands are updated, and by a second run something else in their place."""
 
-OPTIONAL = {"batch_norm_forward": 2, "max_pool_forward": 2}
+OPTIONAL = {"batch_norm_forward": 2, "batch_norm_given": 2, "max_pool_forward": 2}
 """Of these, which operand is only written for backward, and may be absent."""
 
 _TAKES_PLACE = frozenset({"scale_forward", "relu_forward", "eltwise_sum"})
@@ -74,6 +74,7 @@ class Again:
 
     def __init__(self, uses: Uses, free: Container[SyncedMemory], ops: Container[str]) -> None:
         self.uses, self.free = uses, free
+        self._gives = "batch_norm_given" in ops
         self._whole = _whole([*uses.forward, *uses.backward])
         self.held: Collection[SyncedMemory] = ()
         self.may: set[int] = set()
@@ -113,8 +114,20 @@ class Again:
         last, readers = self.uses.last_write(memory), self.uses.read[memory]
         if last not in self.may or memory not in self.free or not self.uses.stays(memory):
             return False
+        if memory in self.statistics(last):
+            return False
         # a layer below the last write's has seen other numbers, which is warned of
         return all(self.uses.backward[at].layer >= self.uses.forward[last].layer for at in readers)
+
+    def call(self, each: Call) -> Call:
+        """A call of forward as it runs again: a batch norm, or what runs for that and others, by the statistics that it
+        has taken, where the device has ops for that."""
+        return _given(each) if self._gives else each
+
+    def statistics(self, at: int) -> list[SyncedMemory]:
+        """What call `at` of forward, as it runs again, reads of what it has written itself."""
+        each = self.uses.forward[at]
+        return [operand.memory for operand in _statistics(each)] if self._gives else []
 
     def kept(self, memory: SyncedMemory, at: int, wanted: Container[SyncedMemory]) -> bool:
         """Whether call `at`, as it runs again, reads what forward has left in the memory: not if it is made anew."""
@@ -221,12 +234,13 @@ class Rerun:
                 since[memory] = [at]
 
     def _call(self, at: int) -> Call:
-        return self.again.uses.forward[at]
+        return self.again.call(self.again.uses.forward[at])
 
     def _made(self, at: int) -> Iterator[SyncedMemory]:
         """What of that which a call reads is made anew."""
+        statistics = self.again.statistics(at)
         for memory in dict.fromkeys(_read(self._call(at))):
-            kept = self.again.kept(memory, at, self._gone)
+            kept = memory in statistics or self.again.kept(memory, at, self._gone)
             if not kept and self.again.same(memory, at, self._gone) is None:
                 yield memory
 
@@ -247,7 +261,7 @@ class Rerun:
     def _is_bare(self, at: int) -> bool:
         """Whether it is a batch norm, of which nobody needs but what it keeps for backward: its top is that, too."""
         each, maker = self._call(at), self.again.maker
-        kept = each.operands[2] if each.op == "batch_norm_forward" else None
+        kept = each.operands[2] if each.op in ("batch_norm_forward", "batch_norm_given") else None
         if kept is None or (kept.memory not in self.wanted and kept.memory not in self._users):
             return False
         top = each.operand(1).memory
@@ -429,6 +443,30 @@ def _without(each: Call, absent: Container[SyncedMemory]) -> Call:
         return each
     operands = (None if at == place else operand for at, operand in enumerate(each.operands))
     return dataclasses.replace(each, operands=tuple(operands))
+
+
+def _statistics(each: Call) -> list[Operand]:
+    """The mean and the inverse deviation that a batch norm, or what runs for that and others, writes."""
+    if not (str(each.op).startswith("batch_norm") and str(each.op).endswith("_forward")):
+        return []
+    present = list(each.present())
+    updated = next(at for at, operand in enumerate(present) if operand.intent is Intent.WRITE)
+    return present[updated - 2 : updated]
+
+
+def _given(each: Call) -> Call:
+    """The call by given statistics."""
+    given = _statistics(each)
+    if not given:
+        return each
+    operands = (
+        dataclasses.replace(operand, intent=Intent.READ) if operand in given else operand
+        for operand in each.operands
+        if operand is None or operand.intent is not Intent.WRITE
+    )
+    attributes = {name: value for name, value in each.attributes.items() if name not in ("eps", "fraction")}
+    op = str(each.op).replace("_forward", "_given")
+    return dataclasses.replace(each, op=op, operands=tuple(operands), attributes=attributes)
 
 
 def _read(each: Call) -> Iterator[SyncedMemory]:

@@ -149,7 +149,7 @@ class Pass:
             self.members[unit.start] = range(unit.start, unit.stop)
             for at in self.members[unit.start]:
                 self.unit.append(unit.start)
-                self.cost.append(times.ms(unit.calls[-1] if at == unit.start else forward[at]))
+                self.cost.append(times.ms(again.call(unit.calls[-1] if at == unit.start else forward[at])))
                 self.scratch.append(unit.scratch)
         self.starts = [[unit.start for unit in units] for units in drawn.units]
         last = {operand.memory: at for at, each in enumerate(forward) for operand in each.present()}

@@ -46,10 +46,13 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
     "sum_arrays": ((0, 1), (-1,)),  # on the host the others are added to it one by one
     # statistics of a channel are taken before any of its elements is written
     "batch_norm_forward": ((0,), (1, 2)),
+    "batch_norm_given": ((0,), (1, 2)),
     "batch_norm_backward": ((0, 2), (3,)),
     # what runs in place of several
     "batch_norm_scale_forward": ((0,), (1, 2)),
     "batch_norm_scale_sum_relu_forward": ((0, 1), (2, 3)),
+    "batch_norm_scale_given": ((0,), (1, 2)),
+    "batch_norm_scale_sum_relu_given": ((0, 1), (2, 3)),
     "batch_norm_scale_inference": ((0,), (1,)),
     "sum_batch_norm_scale_inference": ((0, 1), (2, 3)),
     "batch_norm_scale_backward": ((0, 4), (5,)),

@@ -1,7 +1,8 @@
 """Batch normalisation, with the scale and the ReLU that may follow it, in two passes over memory.
 
-All large arrays are (outer, channels, inner), statistics and factors (channels,). x and y (dy and dx) may be the same
-memory. Statistics join means and squared distances of parts, in double precision, in an order that the shape decides.
+All large arrays are (outer, channels, inner), statistics and factors (channels,), but means (2 * channels,): they are
+followed by what they have lost by rounding. x and y (dy and dx) may be the same memory. Statistics join means and
+squared distances of parts, in double precision, in an order that the shape decides.
 """
 
 from __future__ import annotations
@@ -121,6 +122,20 @@ def forward_sum(x: CudaArray, b: CudaArray, y: CudaArray, xhat: CudaArray | None
         _UP.run(x, "forward_sum_map_joined", grid, THREADS, x, b, y, xhat, gamma, beta, slope, *given)
     else:
         _UP.chunks(x, "forward_sum_map", x.size, x, b, y, xhat, factors, gamma, beta, *shape, slope)
+
+
+def given(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
+          gamma: CudaArray | None, beta: CudaArray | None, *, relu: bool) -> None:  # fmt: skip
+    """y and xhat of `forward` of the same x, to the same bits, by the statistics that it has left."""
+    scale = gamma, beta
+    _UP.chunks(x, "given_map", x.size, x, y, xhat, mean, inv_std, *scale, x.size, x.shape[1], x.shape[2], relu)
+
+
+def given_sum(x: CudaArray, b: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
+              gamma: CudaArray, beta: CudaArray | None, *, slope: float) -> None:  # fmt: skip
+    """y and xhat of `forward_sum` of the same x and b, to the same bits, by the statistics that it has left."""
+    shape = x.size, x.shape[1], x.shape[2]
+    _UP.chunks(x, "given_sum_map", x.size, x, b, y, xhat, mean, inv_std, gamma, beta, *shape, slope)
 
 
 def _statistics(x: CudaArray, state: tuple[CudaArray, ...], eps: float, fraction: float,

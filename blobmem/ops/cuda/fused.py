@@ -70,6 +70,21 @@ def batch_norm_scale_sum_relu_forward(x: CudaArray, b: CudaArray, y: CudaArray, 
     batch_norm.forward_sum(x, b, y, xhat, state, gamma, beta, eps=eps, fraction=fraction, slope=slope, ws=ws)
 
 
+@op(family="cuda")
+def batch_norm_scale_given(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
+                           gamma: CudaArray, beta: CudaArray | None, *, relu: bool) -> None:  # fmt: skip
+    """What `batch_norm_scale_forward` makes of the same x, to the same bits, by the statistics that it has left."""
+    batch_norm.given(x, y, xhat, mean, inv_std, gamma, beta, relu=relu)
+
+
+@op(family="cuda")
+def batch_norm_scale_sum_relu_given(x: CudaArray, b: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray,
+                                    inv_std: CudaArray, gamma: CudaArray, beta: CudaArray | None, *,
+                                    slope: float) -> None:  # fmt: skip
+    """What `batch_norm_scale_sum_relu_forward` makes of the same x and b, likewise."""
+    batch_norm.given_sum(x, b, y, xhat, mean, inv_std, gamma, beta, slope=slope)
+
+
 @op(family="cuda", workspace=batch_norm.workspace)
 def batch_norm_scale_backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray, beta: CudaArray | None,
                               dy: CudaArray, dx: CudaArray, dgamma: CudaArray | None, dbeta: CudaArray | None, *,

@@ -22,11 +22,18 @@ def batch_norm_forward(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean:
                        fraction: float, ws: CudaArray) -> None:  # fmt: skip
     """y = (x - mean) / sqrt(variance + eps) with the batch's own statistics (Ioffe and Szegedy 2015, algorithm 1).
 
-    xhat gets another copy of y (None: not wanted), mean and inv_std the statistics. The running sums become fraction *
-    old + new, the new variance being the unbiased one and the new factor (1,) being 1.
+    xhat gets another copy of y (None: not wanted), mean (2 * channels,) the means and what they have lost by rounding,
+    inv_std the other statistic. The running sums become fraction * old + new, the new variance being the unbiased one
+    and the new factor (1,) being 1.
     """
     state = mean, inv_std, running_mean, running_var, factor
     batch_norm.forward(x, y, xhat, *state, None, None, eps=eps, fraction=fraction, relu=False, ws=ws)
+
+
+@op(family="cuda")
+def batch_norm_given(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray) -> None:
+    """y and xhat of `batch_norm_forward` of the same x, to the same bits, by the statistics that it has left."""
+    batch_norm.given(x, y, xhat, mean, inv_std, None, None, relu=False)
 
 
 @op(family="cuda", workspace=batch_norm.workspace)

@@ -106,6 +106,7 @@ def normalize(start, stop, x, y, xhat, keep, outer, channels, inner, mean, inv_s
             total += spread_of(x[first : first + inner], m)
         scale = 1 / math.sqrt(total / count + eps)
         mean[c], inv_std[c] = m, scale
+        mean[channels + c] = m - mean[c]
         running_mean[c] = running_mean[c] * fraction + m
         running_var[c] = running_var[c] * fraction + total / max(1, count - 1)
         for n in range(outer):

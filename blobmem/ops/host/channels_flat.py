@@ -70,6 +70,7 @@ def normalize_columns(start, stop, scratch, x, y, xhat, keep, outer, channels, m
             running_var[first + c] = running_var[first + c] * fraction + spread[c] / max(1, outer - 1)
             spread[c] = 1 / math.sqrt(spread[c] / outer + eps)
             mean[first + c], inv_std[first + c] = means[c], spread[c]
+            mean[channels + first + c] = means[c] - mean[first + c]
         for n in range(outer):
             at, end = n * channels + first, n * channels + first + count
             xs, ys = x[at:end], y[at:end]

@@ -32,7 +32,7 @@ def normal(rng, dtype, *shape, mean=0.0):
 
 def state(rng, dtype, channels):
     running = normal(rng, dtype, channels), rng.random(channels).astype(dtype), np.full(1, 3.5, dtype)
-    return np.zeros(channels, dtype), np.zeros(channels, dtype), *running
+    return np.zeros(2 * channels, dtype), np.zeros(channels, dtype), *running
 
 
 def factors(rng, dtype, channels, bias):
@@ -128,6 +128,27 @@ def test_a_top_made_anew_has_the_same_bits(cuda, rng, shape, dtype, bias):
         np.testing.assert_array_equal(apart.view(np.uint8), y.view(np.uint8))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_same_bits_by_the_statistics_that_were_left(cuda, rng, shape, dtype, keep):
+    x, b = normal(rng, dtype, *shape, mean=2), normal(rng, dtype, *shape)
+    kept, scale = np.zeros_like(x) if keep else None, factors(rng, dtype, shape[1], True)
+    for name, others, wanted, options in (
+        ("batch_norm", (), (), {}),
+        ("batch_norm_scale", (), scale, {"relu": True}),
+        ("batch_norm_scale_sum_relu", (b,), scale, {"slope": 0.1}),
+    ):
+        large = x, *others, np.zeros_like(x), kept
+        made = cuda.run(
+            f"{name}_forward", *large, *state(rng, dtype, shape[1]), *wanted, eps=1e-3, fraction=0.75, **options
+        )
+        statistics = made[len(large) : len(large) + 2]
+        again = cuda.run(f"{name}_given", *large, *statistics, *wanted, **options)
+        for one, other in zip(again[1 : len(large)], made[1 : len(large)], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("shape", [(300, 5, 1), (2000, 64, 1), (3, 5, 49), (3, 2, 12100)])
 def test_variance_of_values_far_from_zero(cuda, rng, shape):
     x = normal(rng, np.float32, *shape, mean=30000)
@@ -137,7 +158,7 @@ def test_variance_of_values_far_from_zero(cuda, rng, shape):
                    relu=False)  # fmt: skip
     exact, count = x.astype(np.float64), shape[0] * shape[2]
     mean, var = exact.mean(axis=(0, 2)), exact.var(axis=(0, 2))
-    np.testing.assert_allclose(got[3], mean, rtol=1e-6)
+    np.testing.assert_allclose(got[3][: shape[1]], mean, rtol=1e-6)
     np.testing.assert_allclose(got[6], var * count / (count - 1), rtol=1e-4)
     close(got[1], (exact - mean[:, None]) / np.sqrt(var)[:, None], np.float32, rtol=1e-4)
 

@@ -89,7 +89,7 @@ CASES = {
     "ave_pool_forward": ([X, Out(*Y)], WINDOW),
     "ave_pool_backward": ([Y, Out(*X)], WINDOW),
     "axpy_forward": ([(18,), (18, 99), (18, 99), Out(18, 99)], {}),
-    "batch_norm_forward": ([F, Out(*F), Out(*F), Out(6), Out(6), InOut(6), InOut(6), InOut(1)],
+    "batch_norm_forward": ([F, Out(*F), Out(*F), Out(12), Out(6), InOut(6), InOut(6), InOut(1)],
                            {"eps": 1e-5, "fraction": 0.9}),
     "batch_norm_inference": ([F, Out(*F), (6,), positive(6), positive(1)], {"eps": 10.0}),
     "batch_norm_backward": ([F, (6,), F, Out(*F)], {}),

@@ -7,12 +7,14 @@
 
 // What becomes of a channel's statistics; `inverse` is what makes the deviation 1.
 struct Kept {
-  T *mean, *inv_std, *running_mean, *running_var, *factor;
+  T *mean, *rest, *inv_std, *running_mean, *running_var, *factor;
   double count, eps, fraction;
   __device__ __forceinline__ double inverse(Statistics all) const { return 1 / sqrt(all.spread / count + eps); }
   __device__ __forceinline__ void keep(i64 c, Statistics all) const {
-    mean[c] = (T)all.mean;
-    inv_std[c] = (T)inverse(all);
+    Normalizer f(all.mean, inverse(all));
+    mean[c] = f.mean;
+    rest[c] = f.rest;
+    inv_std[c] = f.scale;
     running_mean[c] = (T)(running_mean[c] * fraction + all.mean);
     running_var[c] = (T)(running_var[c] * fraction + all.spread / (count > 2 ? count - 1 : 1));
     if (c == 0) factor[0] = factor[0] * (T)fraction + 1;
@@ -67,8 +69,9 @@ struct Forward {
 
 #define FORWARD                                                                                                  \
   Forward to = {parts, (Factors *)factors,                                                                       \
-                {mean, inv_std, running_mean, running_var, factor, (double)outer * inner, eps, fraction}, channels, \
-                splits}
+                {mean, mean + channels, inv_std, running_mean, running_var, factor, (double)outer * inner, eps,    \
+                 fraction},                                                                                        \
+                channels, splits}
 
 template <int W>
 __device__ __forceinline__ void moments(const D *x, Forward to, i64 outer, i64 inner, double *shared) {
@@ -183,11 +186,26 @@ extern "C" __global__ void __launch_bounds__(256, CROWD(4))
   });
 }
 
+// The same by statistics that an earlier launch has left.
+struct NormalizeGiven : Normalize {
+  const T *mean, *rest, *inv_std;
+  __device__ __forceinline__ At at(i64 c) const {
+    return At{Factors{mean[c], rest[c], inv_std[c], 0}, shift.times(c), shift.plus(c)};
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    given_map(const D *x, D *y, D *xhat, const T *mean, const T *inv_std, const D *gamma, const D *beta, i64 n,
+              i64 channels, i64 inner, int relu) {
+  NormalizeGiven map = {{x, y, xhat, nullptr, {gamma, beta, relu}, 0}, mean, mean + channels, inv_std};
+  map_channels(map, n, channels, inner, aligned(x) && aligned(y) && aligned(xhat), true);
+}
+
 // The same and a sum: y = relu(gamma * xhat + beta + b).
-struct NormalizeSum {
+template <class N> struct NormalizeSum {
   typedef ::At At;
   enum { GROUP = 2 };
-  Normalize one;
+  N one;
   const D *b;
   T slope;
   __device__ __forceinline__ At at(i64 c) const { return one.at(c); }
@@ -203,7 +221,15 @@ struct NormalizeSum {
 extern "C" __global__ void __launch_bounds__(256, CROWD(4))
     forward_sum_map(const D *x, const D *b, D *y, D *xhat, const void *factors, const D *gamma, const D *beta, i64 n,
                     i64 channels, i64 inner, T slope) {
-  NormalizeSum map = {{x, y, xhat, (const Factors *)factors, {gamma, beta, 0}, 0}, b, slope};
+  NormalizeSum<Normalize> map = {{x, y, xhat, (const Factors *)factors, {gamma, beta, 0}, 0}, b, slope};
+  map_channels(map, n, channels, inner, aligned(x) && aligned(b) && aligned(y) && aligned(xhat), true);
+}
+
+extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+    given_sum_map(const D *x, const D *b, D *y, D *xhat, const T *mean, const T *inv_std, const D *gamma,
+                  const D *beta, i64 n, i64 channels, i64 inner, T slope) {
+  NormalizeGiven one = {{x, y, xhat, nullptr, {gamma, beta, 0}, 0}, mean, mean + channels, inv_std};
+  NormalizeSum<NormalizeGiven> map = {one, b, slope};
   map_channels(map, n, channels, inner, aligned(x) && aligned(b) && aligned(y) && aligned(xhat), true);
 }
 
@@ -213,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(256, CROWD(4))
                            void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction) {
   FORWARD;
   map_joined(to, outer, chunks, width, [=](const Factors *found, i64 first) {
-    return NormalizeSum{{x, y, xhat, found, {gamma, beta, 0}, first}, b, slope};
+    return NormalizeSum<Normalize>{{x, y, xhat, found, {gamma, beta, 0}, first}, b, slope};
   });
 }
 
