@@ -69,6 +69,8 @@ def test_the_same_bits(monkeypatch, device, part, seed, rounds):
     assert_same(*traces)
     if part == 1:
         assert {"n/normalized", "p", "p/mask", "d", "drop/mask", "l", "e"} <= {*choosing.again[0]}
+        norms = {str(each.op) for each in net.compiled()[1].calls} & {"batch_norm_forward", "batch_norm_given"}
+        assert norms == {"batch_norm_forward" if device.family == "host" else "batch_norm_given"}
 
 
 @given(nets_at_random(), st.integers(0, 99), st.sampled_from([0.3, 0.6, 1]), st.booleans())
