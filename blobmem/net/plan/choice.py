@@ -227,16 +227,17 @@ class Pass:
                     waiting.append(made)
         return frozenset(runs), frozenset(each for each in needs if each in self.arrays or each in self.held)
 
-    def choose(self, room: int, price: float, sparing: bool = False) -> Choice:
+    def choose(self, room: int, price: float, sparing: bool = False, power: int = 1) -> Choice:
         """What to do without so that no step has more than `room` bytes in use, as far as that can be.
 
         `price` is the part of a copy's time that it is reckoned to take where the link has time for it. If `sparing`,
         it begins with all made anew that can be, in stretches from what is held, of which what there is room for is
-        not: where one by one nothing helps but many, that finds them.
+        not: where one by one nothing helps but many, that finds them. What there is room for in the end is found by
+        what it costs for its bytes to this power.
         """
         plans = list[Choice]()
         for first in (3, len(WAYS)):  # to wait for copies is for where there is no other way, or else for all
-            state = _State(self, price)
+            state = _State(self, price, power)
             if sparing:
                 for memory in [memory for memory, array in self.arrays.items() if ANEW in array.start]:
                     state.settle(state.turn(memory, ANEW))
@@ -286,8 +287,8 @@ class _State:
         load: bytes in use in each step, with what is settled.
     """
 
-    def __init__(self, whole: Pass, price: float) -> None:
-        self.whole, self.load, self._price = whole, whole.load.copy(), price
+    def __init__(self, whole: Pass, price: float, power: int) -> None:
+        self.whole, self.load, self._price, self._power = whole, whole.load.copy(), price, power
         self.way: dict[SyncedMemory, str] = {}
         self._wanted = set[SyncedMemory]()
         self._late = self._aside = 0  # bytes of copies that are waited for, and of those that are not
@@ -304,7 +305,7 @@ class _State:
 
     def spared(self, room: int) -> Choice:
         """What is done without, but for what there is room for after all."""
-        _spare(self, self.load + self.beside() - room)
+        _spare(self, self.load + self.beside() - room, self._power)
         over = int((self.load + self.beside()).max()) - room
         anew = {memory for memory, way in self.way.items() if way is ANEW}
         run = {self.whole.unit[at] for at, made in self._runners.items() if made}
@@ -528,9 +529,11 @@ def _reduce(state: _State, over: np.ndarray, ways: Sequence[str]) -> bool:
     return found
 
 
-def _spare(state: _State, over: np.ndarray) -> None:
-    """Keep after all what there is room for, or do without it in a better way, what costs most first."""
-    for memory in sorted(state.way, key=state.cost, reverse=True):
+def _spare(state: _State, over: np.ndarray, power: int) -> None:
+    """Keep after all what there is room for, or do without it in a better way, what costs most first, as a whole or
+    for its bytes."""
+    arrays = state.whole.arrays
+    for memory in sorted(state.way, key=lambda each: state.cost(each) / arrays[each].size**power, reverse=True):
         for way in (way for way in WAYS if way is KEPT or way in state.whole.arrays[memory].start):
             was = state.way[memory]
             if way is was:

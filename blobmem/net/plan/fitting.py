@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 PRICES = (0.1, 0.3, 1.0, 9.0)
 """What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
 
-FAIR = 0.3
-"""The one of these for a net of `MANY` arrays."""
+FAIR = 0.15
+"""That for a net of `MANY` arrays, of which plans are not compared."""
 
 COMPARED = 2
 """Of how many plans that are found so, those that may take least time, the calls are made and laid out."""
@@ -250,7 +251,8 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[_Wa
     """Those by which arrays are chosen that are made anew, once each, with room for them as far as is known: what is
     reckoned to take least time comes first."""
     if len(whole.arrays) < MANY:
-        found = [whole.choose(room, price, sparing) for price in PRICES for sparing in (False, True)]
+        ways = itertools.product(PRICES, (False, True), (0, 1))
+        found = [whole.choose(room, price, sparing, power) for price, sparing, power in ways]
     else:
         found = [whole.choose(room, FAIR, True)]
     found.sort(key=lambda each: (max(0, each.over), each.ms))
@@ -536,7 +538,7 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, mos
     drawn = draft(net, schedules, made.kept)
     drawn.enough = most
     if room:
-        drawn = lingering(drawn, times, room)
+        drawn = lingering(drawn, times, int(room / EARLY))
     return dataclasses.replace(
         made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,
         homes=found.homes, fetched=fetched, evicted=travelling(chosen),
