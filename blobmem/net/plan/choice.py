@@ -533,7 +533,7 @@ def _spare(state: _State, over: np.ndarray, power: int) -> None:
     """Keep after all what there is room for, or do without it in a better way, what costs most first, as a whole or
     for its bytes."""
     arrays = state.whole.arrays
-    for memory in sorted(state.way, key=lambda each: state.cost(each) / arrays[each].size**power, reverse=True):
+    for memory in sorted(state.way, key=lambda each: state.cost(each) / arrays[each].size ** power, reverse=True):
         for way in (way for way in WAYS if way is KEPT or way in state.whole.arrays[memory].start):
             was = state.way[memory]
             if way is was:

@@ -95,6 +95,9 @@ SPREAD = 0.9
 EARLY = 0.97
 """How much of the room arrays may take that come back early: there have to be gaps."""
 
+LINGERING = (1.0, 0.95, 0.9)
+"""How much of it they may take that stay until they have left: the most with which all find a place."""
+
 
 @dataclasses.dataclass(slots=True)
 class Made:
@@ -514,7 +517,7 @@ def _evicted(net: Net, way: _Way, room: int, most: int, times: Times) -> Iterato
         before, chosen = chosen, choose(way.found, way.load, target, way.away or ())
         if chosen != before:
             if floor <= room:
-                yield _without(net, way, chosen, times, most, int(EARLY * room))
+                yield _without(net, way, chosen, times, most, room)
             trial = _without(net, way, chosen, times, most)
             yield trial
         if target == floor:
@@ -526,10 +529,11 @@ def _evicted(net: Net, way: _Way, room: int, most: int, times: Times) -> Iterato
 
 
 def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, most: int = 0, room: int = 0) -> Made:
-    """The calls with these arrays evicted; up to `room` bytes in use, they come back as early as their copies want."""
+    """The calls with these arrays evicted; in so much `room`, they come back as early as their copies want."""
     made, device = way.made, net.device
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
-    early = {each: starts[step - first] for each, step in ahead(chosen, way.load, made.places, times, room).items()}
+    soon = ahead(chosen, way.load, made.places, times, int(EARLY * room))
+    early = {each: starts[step - first] for each, step in soon.items()}
     places = made.schedules[0].joints(), made.schedules[1].joints()
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
     fetched = [*made.fetched, *found.fetched]
@@ -538,7 +542,8 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, mos
     drawn = draft(net, schedules, made.kept)
     drawn.enough = most
     if room:
-        drawn = lingering(drawn, times, int(room / EARLY))
+        longer = (lingering(drawn, times, int(part * room)) for part in LINGERING)
+        drawn = next((each for each in longer if each.layout.nbytes <= room), drawn)
     return dataclasses.replace(
         made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,
         homes=found.homes, fetched=fetched, evicted=travelling(chosen),
