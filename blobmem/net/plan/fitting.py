@@ -49,7 +49,7 @@ from blobmem.ops.registry import table
 if TYPE_CHECKING:
     from blobmem.net.net import Net
 
-PRICES = (0.1, 0.3, 1.0, 9.0)
+PRICES = (0.03, 0.1, 0.3, 1.0, 9.0)
 """What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
 
 FAIR = 0.15
@@ -64,7 +64,7 @@ MANY = 1000
 SOME = 300
 """Of a net of so many arrays there are no rounds: each walk takes seconds."""
 
-MANY_LIVES, GAPS = 4000, 64
+MANY_LIVES, GAPS = 2000, 64
 """Of a net of so many lifetimes such a part of the room is left for gaps: to lay its arrays out anew takes seconds."""
 
 SHARES = (1.0, 0.0, math.inf)
