@@ -179,7 +179,7 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
             continue
         if lowest(way.found, way.load) > max(room, smallest.places.layout.nbytes):
             continue  # neither fits nor needs less than others
-        for fitted in _evicted(net, way, tight, 0 if slices is None else room, times):
+        for fitted in _evicted(net, way, (tight, room), 0 if slices is None else room, times):
             if max(fitted.places.layout.nbytes, others) <= room:
                 fitted.ms = reckon(fitted.places, times).ms
                 best = min(best or fitted, fitted, key=attrgetter("ms"))
@@ -506,18 +506,18 @@ def _most(needs: Iterable[Need], arena: Container[Any]) -> dict[SyncedMemory, in
     return taken
 
 
-def _evicted(net: Net, way: _Way, room: int, most: int, times: Times) -> Iterator[Made]:
-    """The calls with as little evicted as makes them fit into the room by their loads; then with more and more, for the
-    gaps in a plan, and at last with all. Each time with what comes back early, and without. If none can fit, the least.
-    If `most` is not 0, an arena of so many bytes is small enough, but the last is as small as can be.
+def _evicted(net: Net, way: _Way, rooms: tuple[int, int], most: int, times: Times) -> Iterator[Made]:
+    """The calls with as little evicted as makes them fit into the first of the rooms by their loads; then with more and
+    more, for the gaps in a plan, and at last with all. Each time with what comes back early, and without. If none can
+    fit, the least. If `most` is not 0, an arena of so many bytes is small enough, but the last is as small as can be.
     """
-    floor = lowest(way.found, way.load)
+    floor, room = lowest(way.found, way.load), rooms[0]
     target, chosen = max(room, floor), None
     for _ in range(TRIES):
         before, chosen = chosen, choose(way.found, way.load, target, way.away or ())
         if chosen != before:
             if floor <= room:
-                yield _without(net, way, chosen, times, most, room)
+                yield _without(net, way, chosen, times, most, rooms)
             trial = _without(net, way, chosen, times, most)
             yield trial
         if target == floor:
@@ -528,11 +528,14 @@ def _evicted(net: Net, way: _Way, room: int, most: int, times: Times) -> Iterato
     yield _without(net, way, way.found, times)  # as small as can be
 
 
-def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, most: int = 0, room: int = 0) -> Made:
-    """The calls with these arrays evicted; in so much `room`, they come back as early as their copies want."""
+def _without(
+    net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, most: int = 0, rooms: tuple[int, int] = (0, 0)
+) -> Made:
+    """The calls with these arrays evicted; in the first of the rooms by their loads, and the second as they are laid
+    out, these come back as early as their copies want, and stay until they have left."""
     made, device = way.made, net.device
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
-    soon = ahead(chosen, way.load, made.places, times, int(EARLY * room))
+    soon = ahead(chosen, way.load, made.places, times, int(EARLY * rooms[0]))
     early = {each: starts[step - first] for each, step in soon.items()}
     places = made.schedules[0].joints(), made.schedules[1].joints()
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
@@ -541,9 +544,9 @@ def _without(net: Net, way: _Way, chosen: Sequence[Candidate], times: Times, mos
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     drawn = draft(net, schedules, made.kept)
     drawn.enough = most
-    if room:
-        longer = (lingering(drawn, times, int(part * room)) for part in LINGERING)
-        drawn = next((each for each in longer if each.layout.nbytes <= room), drawn)
+    if rooms[0]:
+        longer = (lingering(drawn, times, int(part * rooms[0])) for part in LINGERING)
+        drawn = next((each for each in longer if each.layout.nbytes <= rooms[1]), drawn)
     return dataclasses.replace(
         made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,
         homes=found.homes, fetched=fetched, evicted=travelling(chosen),
