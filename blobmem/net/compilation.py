@@ -314,6 +314,7 @@ class Compilation:
             return made
         forward, backward, times = made.forward, made.backward, Times(self.device)
         layers = made.sliced.layers if made.sliced is not None else None
+        arrays, absent = list[Blob](), made.absent
 
         def places() -> Sequence[Sequence[int]]:
             if anywhere:
@@ -322,16 +323,24 @@ class Compilation:
 
         if self._updates is not None:
             backward = state.gradients_first(backward, self.brings)
-            backward = state.spread(backward, places()[1], self.brings, times, 1.0 if self.spreads else 0.0)
+            free = set[SyncedMemory]()
+            if not getattr(self.device, "deterministic", True):  # fewer rows of a product may have other bits
+                this: Any = self
+                free = unseen(halves(this, {*memories(backward)}, params=True)).difference(made.kept)
+            over = 1.0 if self.spreads else 0.0
+            backward, arrays, gone = state.spread(backward, places()[1], self.brings, times, over, free)
+            absent = {*absent, *gone}
         ahead, back = (
             state.bring(calls, state.apart(calls, at), self.device, self.brings, layers)
             for calls, at in zip((forward, backward), places(), strict=True)
         )
         backward = back.calls if self._updates is None else state.join(ahead.calls, back.calls, times)
         used = {*memories([*ahead.calls, *backward])}
-        fetched = [array for array in (*ahead.arrays, *back.arrays) if array.data_view.memory in used]
-        remade = moved(made.remade, ahead.moved)
-        return dataclasses.replace(made, forward=ahead.calls, backward=backward, remade=remade, fetched=fetched)
+        fetched = [array for array in (*ahead.arrays, *back.arrays, *arrays) if array.data_view.memory in used]
+        return dataclasses.replace(
+            made, forward=ahead.calls, backward=backward, remade=moved(made.remade, ahead.moved), absent=absent,
+            fetched=fetched,
+        )  # fmt: skip
 
     @property
     def spreads(self) -> bool:

@@ -2,8 +2,10 @@
 gradients of them that last, and what a solver keeps are on the device only while calls use them.
 
 The truth of such a memory is at its own host side (`SyncedMemory.evicted`). It is brought into an array of the arena
-before the calls of a layer that use it, and copied out behind them if they change it. So the memory has no device side
-of its own, and whoever else looks at it does so as ever. Every net with an arena that uses it brings it, test nets too.
+before the calls of a layer that use it, and copied out behind them if they change it. What is large is updated in
+pieces, and so is the gradient of an inner product made, each piece right before its update. So the memory has no device
+side of its own, and whoever else looks at it does so as ever. Every net with an arena that uses it brings it, test nets
+too.
 """
 
 from __future__ import annotations
@@ -159,9 +161,28 @@ def _orders(before: Call, each: Call, writes: Set[SyncedMemory]) -> bool:
     return not writes.isdisjoint(memories([before])) or any(view.memory in used for view in before.writes)
 
 
+class Spread(NamedTuple):
+    """The calls of backward, with updates in pieces.
+
+    Attributes:
+        calls: all of them.
+        arrays: of gradients that are made in pieces, each one's, and what it is made of.
+        absent: the memories of these gradients.
+    """
+
+    calls: list[Call]
+    arrays: list[Blob]
+    absent: set[SyncedMemory]
+
+
 def spread(
-    backward: Sequence[Call], joints: Sequence[int], evicted: Set[SyncedMemory], times: Times, over: float
-) -> list[Call]:
+    backward: Sequence[Call],
+    joints: Sequence[int],
+    evicted: Set[SyncedMemory],
+    times: Times,
+    over: float,
+    free: Container[SyncedMemory] = (),
+) -> Spread:
     """The calls of backward, with updates of what is evicted in pieces, which take little room.
 
     Args:
@@ -171,15 +192,17 @@ def spread(
         times: of calls.
         over: which part of the time that there is after them they are spread over, for pieces to come and go all the
             while; 0 if they come one right after another, so that gradients do not last.
+        free: memories of gradients that may be made in pieces, too, each before its update.
     """
-    pieces = [
-        (at, piece)
+    updates = [
+        (at, each)
         for at, each in enumerate(backward)
         if each.op in UPDATES and not evicted.isdisjoint(memories([each]))
-        for piece in _in_pieces(each, evicted)
     ]
+    made = _Gradients(backward, free)
+    pieces = [(at, piece) for at, each in updates for piece in _in_pieces(each, evicted)]
     if not pieces:
-        return [*backward]
+        return Spread([*backward], [], set())
     sizes = [sum(each.view.nbytes for each in piece.present() if each.memory in evicted) for _, piece in pieces]
     begins, put = np.cumsum([0.0, *map(times.ms, backward)]), defaultdict[int, list[Call]](list)
     begin, done, all_of_it = begins[pieces[0][0]], 0, sum(sizes) + sizes[-1]
@@ -187,17 +210,97 @@ def spread(
         done += size
         wanted = begin + over * (begins[-1] - begin) * done / all_of_it
         to = next(to for to in joints if to == len(backward) or (to > at and begins[to] >= wanted))
-        piece.layer = backward[to - 1].layer
-        put[to].append(piece)
-    whole = {at for at, _ in pieces}
-    return [
-        each for at in range(len(backward) + 1) for each in (*put[at], *(() if at in whole else backward[at : at + 1]))
+        for each in made.with_piece(piece):
+            each.layer = backward[to - 1].layer
+            put[to].append(each)
+    whole = {at for at, _ in updates}
+    calls = [
+        each
+        for at in range(len(backward) + 1)
+        for each in (*put[at], *(() if at in whole else made.instead.get(at, backward[at : at + 1])))
     ]
+    return Spread(calls, made.arrays, made.absent)
+
+
+class _Gradients:
+    """Gradients of inner products that are made in pieces, each right before its part of the update.
+
+    Args:
+        backward: the calls.
+        free: memories of gradients that nobody but these calls uses.
+
+    Attributes:
+        instead: by position, what is in place of the calls that would make these.
+        arrays, absent: as of `Spread`.
+    """
+
+    def __init__(self, backward: Sequence[Call], free: Container[SyncedMemory]) -> None:
+        self._backward, self._of = backward, dict[SyncedMemory, tuple[Call, Sequence[Blob]]]()
+        self.instead: dict[int, list[Call]] = {}
+        self.arrays: list[Blob] = []
+        self.absent: set[SyncedMemory] = set()
+        users = defaultdict[SyncedMemory, list[int]](list)
+        self._last_write: dict[SyncedMemory, int] = {}
+        for at, each in enumerate(backward):
+            for memory in {*memories([each])}:
+                users[memory].append(at)
+            self._last_write.update({view.memory: at for view in each.writes})
+        self._makers = {
+            memory: at[0]
+            for memory, at in users.items()
+            if len(at) == 2 and memory in free and self._may_divide(at[0], memory)
+        }
+
+    def _may_divide(self, at: int, memory: SyncedMemory) -> bool:
+        """Whether the call makes all of the gradient, of what is there for the rest of backward."""
+        maker = self._backward[at]
+        if maker.op != "inner_product_backward_weights" or maker.attributes["transpose"]:
+            return False
+        x, _, gradient = maker.operands
+        assert x is not None and gradient is not None
+        whole = gradient.memory is memory and gradient.part is None and gradient.intent is Intent.OVERWRITE
+        return whole and self._last_write.get(x.memory, -1) < at
+
+    def with_piece(self, update: Call) -> list[Call]:
+        """A piece of an update, behind what makes its part of the gradient, if that is made in pieces."""
+        gradient = update.operand(0)
+        if gradient.part is None or gradient.memory not in self._makers:
+            return [update]
+        (index, count), memory = gradient.part, gradient.memory
+        if memory not in self._of:
+            self._divide(memory, count)
+        maker, dys = self._of[memory]
+        x, _, whole = maker.operands
+        assert whole is not None
+        blob = whole.blob
+        part = Blob(gradient.array_shape, dtype=blob.dtype, device=blob.device, name=memory.name)
+        self.arrays.append(part)
+        made = dataclasses.replace(whole, blob=part, diff=False, shape=None)
+        operands = (dataclasses.replace(read(part), shape=gradient.shape), *update.operands[1:])
+        return [
+            dataclasses.replace(maker, operands=(x, read(dys[index]), made)),
+            dataclasses.replace(update, operands=operands),
+        ]
+
+    def _divide(self, memory: SyncedMemory, count: int) -> None:
+        """Have the columns of what comes from behind taken apart in place of the call that makes the gradient."""
+        at = self._makers[memory]
+        maker = self._backward[at]
+        dy = maker.operand(1)
+        rows, columns = dy.op_shape
+        blob, name = dy.blob, f"{dy.memory.name} (columns)"
+        dys = [Blob((rows, columns // count), dtype=blob.dtype, device=blob.device, name=name) for _ in range(count)]
+        self.instead[at] = [like(maker, call("slice_forward", dy, *map(overwrite, dys), axis=1))]
+        self._of[memory] = maker, dys
+        self.arrays += dys
+        self.absent.add(memory)
 
 
 def apart(calls: Sequence[Call], joints: Sequence[int]) -> list[int]:
     """The positions at which others may be put in, those between pieces of an update among them."""
-    pieces = (at for at, each in enumerate(calls) if each.op in UPDATES and each.operand(0).part is not None)
+    pieces = (
+        at for at, each in enumerate(calls) if each.op in UPDATES and any(operand.part for operand in each.present())
+    )
     return sorted({*joints, *chain.from_iterable((at, at + 1) for at in pieces)})
 
 

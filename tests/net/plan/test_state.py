@@ -344,6 +344,41 @@ def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
     assert all(home.cpu_capacity == home.views()[0].nbytes for home in homes)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("spread", [True, False])
+def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, spread):
+    """Each right before its part of the update, so that the gradient is never there as a whole."""
+    monkeypatch.setattr(schedule.Step, "launch", launch_late)
+    monkeypatch.setattr(state, "PIECE", 1 << 11)
+    monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
+
+    def needed(exact):
+        device = SimulatedDevice(1)
+        device.deterministic = exact
+        with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+            solver(device, "pieces").step(1)
+        return caught.value.requested
+
+    least = needed(exact=False)
+    device = LateSimulated(order, capacity=least)
+    device.deterministic = False
+    each = solver(device, "pieces")
+    expected = unlimited("pieces")[1]
+    for one, other in zip(trained(each), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    assert device.statistics.peak_bytes <= least < needed(exact=True)
+    weights = each.net.params["fc6"][0]
+    calls = each.net.compiled()[1].calls
+    gradients = [call.operand(2) for call in calls if call.op == "inner_product_backward_weights"]
+    assert max(gradient.view.nbytes for gradient in gradients) < weights.nbytes
+    assert sum(call.layer_name == "fc6" and call.op == "inner_product_backward_weights" for call in calls) > 4
+    assert weights.diff_view.memory not in memories(calls)
+    with pytest.raises(SharedBlobError, match="as soon as this gradient is complete"):
+        weights.cpu_diff()
+    with pytest.raises(OutOfDeviceMemory):
+        solver(device=SimulatedDevice(least), net="pieces").step(1)
+
+
 def test_a_large_gradient_is_alone_with_what_it_is_made_of():
     """Its parameter has been used before, and is updated in pieces at once: so the least is little more than it."""
     each = solver(SimulatedDevice(1), "small", tested=False)
