@@ -420,6 +420,28 @@ def test_beside_cuda_graphs(make, kind, dtype):
     assert ("fc6/0/master" in evicted(tight.net)) == (dtype != "float32")
 
 
+@needs_compiler
+def test_gradients_are_made_in_pieces_beside_cuda_graphs(monkeypatch):
+    monkeypatch.setattr(state, "PIECE", 1 << 11)
+
+    def stepped(limit):
+        device = EmulatedCuda(limit)
+        device.deterministic = False
+        each = solver(device, "pieces", tested=False)
+        return each, trained(each)
+
+    _, expected = stepped(None)
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        stepped(1)
+    each, found = stepped(caught.value.requested)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert each.net.device.statistics.peak_bytes <= caught.value.requested
+    calls = each.net.compiled()[1].calls
+    assert sum(call.op == "inner_product_backward_weights" for call in calls) > 4
+    assert "" in each.net.why_eager(backward=True).values()  # some of it is in graphs
+
+
 @functools.cache
 def least_of_late():
     with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
