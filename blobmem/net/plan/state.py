@@ -54,6 +54,9 @@ FROM = 1 << 12
 LEVELS = (0.25, 0.5, 0.75, 1.0)
 """Parts of the bytes of all that may be evicted that are tried."""
 
+FEWER = (1, 2, 4)
+"""So many times fewer slices of the batch than are known to fit are tried where updates are spread."""
+
 LITTLE = 8
 """Nothing of it is evicted where all is less than such a part of the bytes that are lacking, and others will do."""
 
@@ -513,11 +516,15 @@ def _fitted(net: Net, made: Made) -> Made:
 
 
 def _in_less(net: Net, good: float, best: Made | OutOfDeviceMemory | None) -> Made | OutOfDeviceMemory:
-    """`_fits` with the state that is evicted now; in slices if there is a best so far: in just such, if that is."""
+    """`_fits` with the state that is evicted now; in slices if there is a best so far: in just such, if that is, or in
+    fewer too where updates are spread, as their gradients leave room."""
     slices: list[Division] | None = None
     if best is not None:
         sliced = best.sliced if isinstance(best, Made) else None
-        slices = [] if sliced is None else [(*sliced.layers, sliced.number)]
+        slices = []
+        if sliced is not None:
+            number, parts = sliced.number, FEWER if net.spreads else FEWER[:1]
+            slices = [(*sliced.layers, number // part) for part in parts if number % part == 0 and number > part]
     return _fits(net, net._made(streams=1), good, slices)
 
 

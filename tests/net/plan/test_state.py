@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from blobmem.memory.parked import Parked
 from blobmem.net import schedule
 from blobmem.net.compilation import Compilation
 from blobmem.net.plan import state, times
+from blobmem.net.plan.fitting import Made
+from blobmem.net.plan.slices import Sliced
 from blobmem.ops.call import call, memories, read_diff, write
 from blobmem.proto.text import read_net, read_solver
 
@@ -377,6 +380,20 @@ def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, sp
         weights.cpu_diff()
     with pytest.raises(OutOfDeviceMemory):
         solver(device=SimulatedDevice(least), net="pieces").step(1)
+
+
+def test_fewer_slices_are_tried_where_updates_are_spread(monkeypatch):
+    monkeypatch.setattr(state, "_fits", lambda net, made, good, slices: slices)
+
+    def tried(number, spreads):
+        sliced = Sliced([], [], [], (1, 5), number, 0, 0, [], [])
+        net = SimpleNamespace(spreads=spreads, _made=lambda streams: None)
+        return state._in_less(net, 0.0, Made([], [], [], [], set(), sliced=sliced))
+
+    assert tried(32, spreads=False) == [(1, 5, 32)]
+    assert tried(32, spreads=True) == [(1, 5, 32), (1, 5, 16), (1, 5, 8)]
+    assert tried(6, spreads=True) == [(1, 5, 6), (1, 5, 3)]
+    assert tried(2, spreads=True) == [(1, 5, 2)]
 
 
 def test_a_large_gradient_is_alone_with_what_it_is_made_of():
