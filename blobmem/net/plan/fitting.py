@@ -358,8 +358,9 @@ class _Slices:
             tried += own
             # what lies last need not end where another could begin
             runs = [each for each in own if each[0] - self._room < ALIGNMENT]
-            if len(runs) > 1:  # the shortest, and that which needs least
-                runs = [runs[0], min(runs[1:], key=itemgetter(0))]
+            if len(runs) > 1:  # the shortest, that which needs least, and one more layer than that
+                least = min(range(1, len(runs)), key=lambda at: runs[at][0])
+                runs = [runs[0], *runs[least : least + 2]]
             for _, found in runs:
                 yield from self._both(usual, (*found.layers, count))
             if self.best <= self._good:
