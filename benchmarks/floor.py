@@ -27,7 +27,7 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,11 @@ def problem_of(net: Any) -> Problem:
     sizes = _sizes([*made.forward, *made.backward], pinned)
     now: dict[SyncedMemory, int] = {}  # the value in each memory
     ops: list[str] = []
+    again: Callable[[Call], Call] = (lambda call: call) if made.again is None else made.again.call
     for unit in ahead:
-        own = unit.calls[: unit.stop - unit.start]
-        apart, together = [times.ms(call) for call in own], times.ms(unit.calls[-1])
-        problem.forward += together
+        own, whole = unit.calls[: unit.stop - unit.start], unit.calls[-1]
+        apart, together = [times.ms(again(call)) for call in own], times.ms(again(whole))
+        problem.forward += times.ms(whole)
         for call, ms in zip(own, apart, strict=True):
             # a call by itself takes at least its share of those that run as one
             _add(problem, call, ms * min(1.0, together / (sum(apart) or 1.0)), sizes, now)
