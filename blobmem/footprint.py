@@ -29,9 +29,9 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.memory.workspace import workspace, workspaces
 from blobmem.net.build import uncollected
 from blobmem.net.builder import Nets, Specs, build_nets, is_solver, specs_of
+from blobmem.net.needs import Need
 from blobmem.net.net import Net
 from blobmem.net.plan import Plan
-from blobmem.net.schedule import Need
 from blobmem.proto.text import read_solver
 from blobmem.solvers import Updater, updater_for
 

@@ -29,7 +29,7 @@ from blobmem.footprint import (
 )
 from blobmem.memory import Side
 from blobmem.net.builder import specs_of
-from blobmem.net.schedule import secure
+from blobmem.net.needs import secure
 from blobmem.ops.cuda import algorithms
 from blobmem.proto.text import read_solver
 

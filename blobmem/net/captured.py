@@ -28,7 +28,7 @@ from blobmem.ops.call import Operand
 from blobmem.ops.host.random import Draws
 
 if TYPE_CHECKING:
-    from blobmem.net.schedule import Step
+    from blobmem.net.steps import Step
 
 log = logging.getLogger("blobmem")
 

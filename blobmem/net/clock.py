@@ -15,7 +15,7 @@ from blobmem.net.lanes import in_turn, launch, prepare
 from blobmem.ops.call import Call
 
 if TYPE_CHECKING:
-    from blobmem.net.schedule import Step
+    from blobmem.net.steps import Step
 
 log = logging.getLogger("blobmem")
 

@@ -22,6 +22,7 @@ from blobmem.net.clock import Clock
 from blobmem.net.fold import Folded, Follower, fold
 from blobmem.net.fusion import share_kept
 from blobmem.net.layouts import is_faster
+from blobmem.net.needs import Need
 from blobmem.net.plan import (
     Again,
     Anew,
@@ -47,8 +48,9 @@ from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Reckoned, Times, reckon
 from blobmem.net.plan.uses import moved
-from blobmem.net.schedule import Done, Need, Schedule, Span, first_uses, joints
+from blobmem.net.schedule import Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, InSlices, NeverWhole, SharingGroup, halves
+from blobmem.net.steps import Done
 from blobmem.ops.call import Call, call, memories, overwrite_diff, read
 from blobmem.ops.registry import table
 

@@ -17,8 +17,9 @@ from blobmem.devices import Device
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob, moves
 from blobmem.net.layouts import channels_last
+from blobmem.net.needs import secure
 from blobmem.net.plan.uses import lie_alike
-from blobmem.net.schedule import Schedule, secure
+from blobmem.net.schedule import Schedule
 from blobmem.ops.call import Call, Operand, call, memories, overwrite, read
 
 ArrayLike = Callable[[Call, str, tuple[int, ...]], Blob]

@@ -29,7 +29,7 @@ from blobmem.memory.reordered import turned_later
 from blobmem.net.plan.times import Times
 
 if TYPE_CHECKING:
-    from blobmem.net.schedule import Step
+    from blobmem.net.steps import Step
 
 MAIN, SIDE, OUT, IN = range(4)
 """Numbers of streams: the first, the second, those of copies from the device and to it."""

@@ -26,10 +26,11 @@ from blobmem.net.compilation import Compilation, of_layer, shapes_of
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.inplace import stale_reads
 from blobmem.net.losses import LossReader
+from blobmem.net.needs import Need, secure
 from blobmem.net.placement import Placement
 from blobmem.net.plan import Arena
 from blobmem.net.precision import insert_conversions
-from blobmem.net.schedule import Need, Schedule, Span, first_uses, secure
+from blobmem.net.schedule import Schedule, Span, first_uses
 from blobmem.net.settled import Run
 from blobmem.net.sharing import Identity, SharingGroup, SharingReport, share_blobs
 from blobmem.proto.text import is_text, read_net

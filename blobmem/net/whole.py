@@ -21,7 +21,7 @@ from blobmem.ops.cuda import neuron
 if TYPE_CHECKING:
     from blobmem.net.captured import Captured
     from blobmem.net.lanes import Lanes
-    from blobmem.net.schedule import Step
+    from blobmem.net.steps import Step
 
     Piece: TypeAlias = Step | Captured | Lanes
 

@@ -18,7 +18,7 @@ from blobmem.errors import NetError, OutOfDeviceMemory
 from blobmem.net import Net, SharingReport, build_nets, weights
 from blobmem.net.begun import Begun
 from blobmem.net.builder import solver_specs
-from blobmem.net.schedule import Need, secure
+from blobmem.net.needs import Need, secure
 from blobmem.net.settled import Settled
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_solver

@@ -23,8 +23,9 @@ from blobmem.memory.blob import Blob
 from blobmem.net import Net
 from blobmem.net.begun import Begun
 from blobmem.net.build import LearnableParam
+from blobmem.net.needs import Need, secure
 from blobmem.net.plan import state
-from blobmem.net.schedule import Need, Schedule, secure
+from blobmem.net.schedule import Schedule
 from blobmem.net.settled import Run
 from blobmem.ops.call import Call, call, memories, overwrite, read, read_diff, write
 from blobmem.ops.registry import table

@@ -13,7 +13,7 @@ from cuda_emulation import EmulatedCuda
 from blobmem import TRAIN, Net, OutOfDeviceMemory, build_nets, devices
 from blobmem.devices import HOST
 from blobmem.footprint import feed_zeros
-from blobmem.net import schedule
+from blobmem.net import steps
 from blobmem.ops.registry import table
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
@@ -219,7 +219,7 @@ def test_an_op_that_is_missing_runs_on_the_host_and_says_so_once(make_device, mo
     net = Net(SMALL, TRAIN, device=device, seed=3)
     expected = net.run_forward()
     monkeypatch.delitem(table("cuda"), "relu_forward")
-    monkeypatch.setattr(schedule, "_told", set())
+    monkeypatch.setattr(steps, "_told", set())
     with pytest.warns(UserWarning, match="op relu_forward runs on the host, as it has no cuda version"):
         net = Net(SMALL, TRAIN, device=device, seed=3)
         assert net.run_forward() == pytest.approx(expected, rel=1e-5)

@@ -14,7 +14,7 @@ import blobmem
 from blobmem import TRAIN, Net, SimulatedDevice
 from blobmem.net import lanes
 from blobmem.net.lanes import waits
-from blobmem.net.schedule import Step
+from blobmem.net.steps import Step
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
 

@@ -5,8 +5,7 @@ import pytest
 from cuda_devices import DEVICES
 
 from blobmem import TRAIN, Net, SimulatedDevice
-from blobmem.memory import Side, SyncedMemory
-from blobmem.net.schedule import Need, _Constant, secure
+from blobmem.memory import SyncedMemory
 
 NET = """
 force_backward: true
@@ -65,17 +64,6 @@ def test_what_depends_on_more_than_places_is_done_again(device):
     net.blobs["image"].reshape(1, 3, 40, 40)
     large = net.forward()["boxes"].copy()
     np.testing.assert_allclose(np.ptp(large[0, 0, :4:2]), np.ptp(small[0, 0, :4:2]) / 2, rtol=1e-5)
-
-
-@pytest.mark.parametrize("side", Side)
-def test_needs_that_were_met_are_looked_at_again_once_a_memory_has_shrunk(side):
-    memory = SyncedMemory(0, SimulatedDevice())
-    needs = _Constant([Need(memory, side, 4096)])
-    for _ in range(2):
-        assert needs.missing() == needs.needs
-        secure(needs.missing())
-        assert needs.missing() == []
-        memory.unreserve(side, 0)
 
 
 INNER = """

@@ -16,8 +16,8 @@ from blobmem.memory import SyncedMemory
 from blobmem.net import captured
 from blobmem.net.begun import Begun
 from blobmem.net.losses import LossReader
-from blobmem.net.schedule import Step
 from blobmem.net.settled import Settled
+from blobmem.net.steps import Step
 from blobmem.net.whole import Whole
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net

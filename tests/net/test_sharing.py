@@ -11,7 +11,7 @@ from net_calls import WAYS, call_net
 
 from blobmem import TEST, TRAIN, Blob, Net, SharedBlobError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
-from blobmem.net import schedule
+from blobmem.net import steps
 
 NETS = Path(__file__).parents[1] / "data" / "nets"
 MLP = """
@@ -243,9 +243,9 @@ def test_nets_that_take_turns_need_not_look_at_their_arrays_anew(monkeypatch):
     for _ in range(2):
         turn()
     resolved = []
-    original = schedule.Step._resolve
+    original = steps.Step._resolve
     monkeypatch.setattr(
-        schedule.Step, "_resolve", lambda step, *args: (resolved.append(step.call.layer_name), original(step, *args))
+        steps.Step, "_resolve", lambda step, *args: (resolved.append(step.call.layer_name), original(step, *args))
     )
     turn()
     # the losses are read on the host, and what is shared with the other net's loss

@@ -14,8 +14,8 @@ from blobmem.devices import HOST
 from blobmem.errors import NetError
 from blobmem.memory import Side
 from blobmem.memory.slot import Slot
-from blobmem.net import schedule
-from blobmem.net.schedule import secure
+from blobmem.net import steps
+from blobmem.net.needs import secure
 from blobmem.proto.text import read_net, read_solver
 from blobmem.solvers import get_solver
 
@@ -421,7 +421,7 @@ def test_an_interruption_does_not_count(monkeypatch, device, caplog, updates):
     solver = make(device)
     solver.step(2)
     before, loss, rate = state(solver), solver.smoothed_loss, solver.updater.rate.current_step
-    run, seen = schedule.Step.run, []
+    run, seen = steps.Step.run, []
 
     def interrupted(step, *arguments):
         seen.append(step.call.op == "sgd_update")
@@ -430,7 +430,7 @@ def test_an_interruption_does_not_count(monkeypatch, device, caplog, updates):
         run(step, *arguments)
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "blobmem"):
-        patch.setattr(schedule.Step, "run", interrupted)
+        patch.setattr(steps.Step, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             solver.step(1)
     warned = [message for message in caplog.messages if "ended amid its updates" in message]

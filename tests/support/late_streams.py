@@ -11,7 +11,7 @@ from cuda_emulation import EmulatedCuda, EmulatedGraph, EmulatedLink
 from blobmem import SimulatedDevice
 from blobmem.devices.queues import SimulatedEvent, SimulatedStream, Work
 from blobmem.memory import Side
-from blobmem.net.schedule import Step
+from blobmem.net.steps import Step
 
 ORDERS = ["side", "main", 1]
 

@@ -20,6 +20,7 @@ from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
+from blobmem.net.needs import Need
 from blobmem.net.plan.again import Again, Less
 from blobmem.net.plan.choice import Choice, Pass
 from blobmem.net.plan.evict import (
@@ -42,7 +43,7 @@ from blobmem.net.plan.rounds import walked
 from blobmem.net.plan.slices import Division, Sliced, Slicer, in_the_way
 from blobmem.net.plan.times import Times, reckon
 from blobmem.net.plan.uses import Remade, Uses
-from blobmem.net.schedule import Need, Schedule, Unit
+from blobmem.net.schedule import Schedule, Unit
 from blobmem.ops.call import Call, memories
 from blobmem.ops.registry import table
 

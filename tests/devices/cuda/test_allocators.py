@@ -18,7 +18,7 @@ from blobmem.devices.cuda.device import CudaDevice
 from blobmem.errors import DeviceError, OutOfDeviceMemory
 from blobmem.memory import Side, stress, stress_cuda
 from blobmem.memory.stress_cuda import StressedCuda
-from blobmem.net.schedule import Step
+from blobmem.net.steps import Step
 from blobmem.proto import caffe_pb2
 from blobmem.proto.text import read_net
 

@@ -10,7 +10,7 @@ from cuda_emulation import EmulatedCuda
 import blobmem.memory
 from blobmem import TRAIN, Net, SharedBlobError, build_nets
 from blobmem.memory.slot import Slot
-from blobmem.net import schedule
+from blobmem.net import steps
 
 pytestmark = needs_compiler
 NETS = Path(__file__).parents[2] / "data" / "nets"
@@ -80,11 +80,11 @@ def test_what_is_read_was_turned_over_or_is_refused():
 
 def resolved_in(net, monkeypatch):
     """How many steps have to look again at their arrays in an iteration."""
-    found, real = [], schedule.Step._resolve
+    found, real = [], steps.Step._resolve
     net.clear_param_diffs()
     with monkeypatch.context() as patch:
         patch.setattr(blobmem.memory, "debug", False)  # which has all looked at each time
-        patch.setattr(schedule.Step, "_resolve", lambda step, *rest: (found.append(step), real(step, *rest)))
+        patch.setattr(steps.Step, "_resolve", lambda step, *rest: (found.append(step), real(step, *rest)))
         net.run_forward()
         net.run_backward()
     return len(found)

@@ -21,7 +21,7 @@ from benchmarks.inputs import fill, solver_of
 from blobmem import SimulatedDevice, build_nets
 from blobmem.devices.queues import SimulatedStream
 from blobmem.errors import DeviceError, OutOfDeviceMemory
-from blobmem.net import lanes, schedule
+from blobmem.net import lanes, steps
 from blobmem.net.plan import arena, fitting, times
 from blobmem.proto.text import read_net
 from blobmem.solvers import updater_for
@@ -227,7 +227,7 @@ def test_any_net_gives_the_same_bits_whoever_is_late(text, part, order, streams)
     lowest = min(least(simulated, build), needed)
     device = LateSimulated(order, capacity=int(lowest + part * (needed - lowest)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule.Step, "launch", launch_late)
+        patch.setattr(steps.Step, "launch", launch_late)
         assert_same(twice(build(device)), trace)
     assert device.statistics.peak_bytes <= device.capacity
 
@@ -243,7 +243,7 @@ class Eager(LateSimulated):
 
 
 def test_copies_may_be_early(monkeypatch):
-    monkeypatch.setattr(schedule.Step, "launch", launch_late)
+    monkeypatch.setattr(steps.Step, "launch", launch_late)
     limit = least_of_deep()
     assert_same(twice(deep(Eager(capacity=limit))), need(simulated, deep, twice)[1])
 

@@ -24,8 +24,9 @@ from blobmem.devices import HOST
 from blobmem.errors import BlobmemError, NetError, OutOfDeviceMemory
 from blobmem.footprint import stated_shapes
 from blobmem.memory import Intent, Side
-from blobmem.net import schedule
+from blobmem.net import schedule, steps
 from blobmem.net.builder import specs_of
+from blobmem.net.needs import secure
 from blobmem.net.plan import Layout, arena, early
 from blobmem.net.plan import streams as streams_pass
 from blobmem.net.sharing import Halves, Spent
@@ -276,7 +277,7 @@ def test_any_net_is_trained_to_the_same_bits_on_two_streams(text, memory, order,
         trace = []
         for turn in range(3):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(schedule.Step, "launch", launch_late)
+                patch.setattr(steps.Step, "launch", launch_late)
                 patch.setattr(streams_pass, "LAG", lag)
                 fill_inputs(net, turn)
                 if updater.place(turn < 2):
@@ -312,8 +313,7 @@ def poisoned_iteration(net):
     """
     forward, backward = net.compiled()
     plan, arena = net._plan, net._plan.arena
-    needs = net.needs(backward=True)
-    schedule.secure(needs)
+    secure(net.needs(backward=True))
     net.state.iteration += 1
     time = 0
     inherited = {
@@ -675,8 +675,8 @@ def test_what_the_models_hold_is_what_is_pinned_and_the_arena(monkeypatch, name)
     batches = [blob.data_view for net in (nets.train, *nets.tests) for blob in net.nodes[0].top]  # made on the host
     assert pinned < 1.01 * sum(view.nbytes for view in views + batches)
     monkeypatch.setattr(blobmem.memory, "debug", False)  # which has all looked at each time
-    resolved, real = [], schedule.Step._resolve
-    monkeypatch.setattr(schedule.Step, "_resolve", lambda step, *rest: (resolved.append(step), real(step, *rest)))
+    resolved, real = [], steps.Step._resolve
+    monkeypatch.setattr(steps.Step, "_resolve", lambda step, *rest: (resolved.append(step), real(step, *rest)))
     iterate_all(nets)
     assert held(device) == device.statistics.peak_bytes == pinned + predicted[arena] and len(resolved) > 20
     before = device.statistics.snapshot()
@@ -938,7 +938,7 @@ def test_nets_whose_shapes_depend_on_values_keep_all(device, caplog):
 
 def test_a_pass_that_fails_leaves_no_numbers(monkeypatch, device):
     net = chain(device, "train")
-    real = schedule.Step.run
+    real = steps.Step.run
     with monkeypatch.context() as patch:
 
         def fail(step, *arguments):
@@ -946,7 +946,7 @@ def test_a_pass_that_fails_leaves_no_numbers(monkeypatch, device):
                 raise OSError("gone")
             real(step, *arguments)
 
-        patch.setattr(schedule.Step, "run", fail)
+        patch.setattr(steps.Step, "run", fail)
         with pytest.raises(OSError):
             net.run_forward()
     for name in ("act1", "act2", "ip4"):

@@ -15,7 +15,7 @@ import blobmem
 from blobmem import SimulatedDevice
 from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.errors import OutOfDeviceMemory, SharedBlobError
-from blobmem.net import schedule
+from blobmem.net import steps
 from blobmem.net.plan import state
 
 pytestmark = pytest.mark.usefixtures("one_price")
@@ -286,7 +286,7 @@ def test_any_net_gives_the_same_numbers_whoever_is_late(text, part, order):
     assert lowest <= whole
     device = LateSimulated(order, capacity=int(lowest + part * (whole - 1 - lowest)) if lowest < whole else whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule.Step, "launch", launch_late)
+        patch.setattr(steps.Step, "launch", launch_late)
         net = built(text, device)
         assert (net._sliced is not None) == (lowest < whole)
         assert_close(iterate(net), trace)

@@ -16,7 +16,7 @@ from blobmem.errors import DeviceError, OutOfDeviceMemory, SharedBlobError
 from blobmem.footprint import footprint
 from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
-from blobmem.net import schedule
+from blobmem.net import steps
 from blobmem.net.compilation import Compilation
 from blobmem.net.plan import state, times
 from blobmem.net.plan.fitting import Made
@@ -299,7 +299,7 @@ def test_updates_after_backward_have_the_next_one_fetched_meanwhile():
 @pytest.mark.parametrize("kind, part", [("SGD", 0.5), ("clipped", 0)])
 def test_copies_may_be_late(monkeypatch, order, kind, part):
     """They are made when somebody waits for them, and so is what is computed, or at random."""
-    monkeypatch.setattr(schedule.Step, "launch", launch_late)
+    monkeypatch.setattr(steps.Step, "launch", launch_late)
     needed, trace = unlimited(kind=kind)
     device = LateSimulated(order, capacity=int(least(kind=kind) * (1 - part) + needed * part))
     each = solver(device, kind=kind)
@@ -310,7 +310,7 @@ def test_copies_may_be_late(monkeypatch, order, kind, part):
 @pytest.mark.parametrize("order", ORDERS)
 def test_slices_of_the_batch_with_state_evicted(monkeypatch, order):
     """Where neither does alone: the same numbers to rounding, never a byte more, whoever is late."""
-    monkeypatch.setattr(schedule.Step, "launch", launch_late)
+    monkeypatch.setattr(steps.Step, "launch", launch_late)
 
     def stepped(device):
         each = solver(device, "both", tested=False)  # a test net has no slices
@@ -332,7 +332,7 @@ def test_slices_of_the_batch_with_state_evicted(monkeypatch, order):
 @pytest.mark.parametrize("tested", [True, False])
 def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
     """Each with its part of the update, spread over what is left of backward, or one right after another."""
-    monkeypatch.setattr(schedule.Step, "launch", launch_late)
+    monkeypatch.setattr(steps.Step, "launch", launch_late)
     monkeypatch.setattr(state, "PIECE", 1 << 11)
     monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
     with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
@@ -351,7 +351,7 @@ def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
 @pytest.mark.parametrize("spread", [True, False])
 def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, spread):
     """Each right before its part of the update, so that the gradient is never there as a whole."""
-    monkeypatch.setattr(schedule.Step, "launch", launch_late)
+    monkeypatch.setattr(steps.Step, "launch", launch_late)
     monkeypatch.setattr(state, "PIECE", 1 << 11)
     monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
 

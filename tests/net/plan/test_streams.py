@@ -12,9 +12,9 @@ from blobmem.footprint import stated_shapes
 from blobmem.memory.blob import Blob
 from blobmem.net.builder import specs_of
 from blobmem.net.lanes import waits
+from blobmem.net.needs import secure
 from blobmem.net.plan import arena, places, streams
 from blobmem.net.plan.liveness import lifetimes
-from blobmem.net.schedule import secure
 from blobmem.ops.call import accumulate_diff, call, overwrite_diff, read, read_diff, write
 from blobmem.solvers import updater_for
 
