@@ -33,6 +33,7 @@ from blobmem.net.plan import (
     Uses,
     beside,
     in_parts,
+    levels,
     read_tops,
     run_again,
     shut_in_pools,
@@ -47,6 +48,7 @@ from blobmem.net.plan.fitting import Made
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Reckoned, Times, reckon
+from blobmem.net.plan.updates import apart, gradients_first, spread
 from blobmem.net.plan.uses import moved
 from blobmem.net.schedule import Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, InSlices, NeverWhole, SharingGroup, halves
@@ -235,7 +237,7 @@ class Compilation:
         try:
             made = usual = self._made()
             if self._arena is not None:
-                made = state.fit(this, made)
+                made = levels.fit(this, made)
         finally:
             self._emitted = None
         self._have(made)
@@ -324,16 +326,16 @@ class Compilation:
             return self._joints(forward, backward, made.passing)
 
         if self._updates is not None:
-            backward = state.gradients_first(backward, self.brings)
+            backward = gradients_first(backward, self.brings)
             free = set[SyncedMemory]()
             if not getattr(self.device, "deterministic", True):  # fewer rows of a product may have other bits
                 this: Any = self
                 free = unseen(halves(this, {*memories(backward)}, params=True)).difference(made.kept)
             over = 1.0 if self.spreads else 0.0
-            backward, arrays, gone = state.spread(backward, places()[1], self.brings, times, over, free)
+            backward, arrays, gone = spread(backward, places()[1], self.brings, times, over, free)
             absent = {*absent, *gone}
         ahead, back = (
-            state.bring(calls, state.apart(calls, at), self.device, self.brings, layers)
+            state.bring(calls, apart(calls, at), self.device, self.brings, layers)
             for calls, at in zip((forward, backward), places(), strict=True)
         )
         backward = back.calls if self._updates is None else state.join(ahead.calls, back.calls, times)
@@ -346,7 +348,7 @@ class Compilation:
 
     @property
     def spreads(self) -> bool:
-        """Whether updates of what is evicted are spread over backward (`state.spread`)."""
+        """Whether updates of what is evicted are spread over backward (`plan.updates.spread`)."""
         return self._late and self._updates is not None
 
     def _joints(

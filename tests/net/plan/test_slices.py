@@ -16,7 +16,7 @@ from blobmem import SimulatedDevice
 from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.errors import OutOfDeviceMemory, SharedBlobError
 from blobmem.net import steps
-from blobmem.net.plan import state
+from blobmem.net.plan import levels
 
 pytestmark = pytest.mark.usefixtures("one_price")
 
@@ -51,7 +51,7 @@ IMAGES = images(16)
 def state_stays():
     """Parameters and solver state would be evicted first."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "FROM", 1 << 40)
+        patch.setattr(levels, "FROM", 1 << 40)
         yield
 
 

@@ -18,7 +18,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
 from blobmem.net import steps
 from blobmem.net.compilation import Compilation
-from blobmem.net.plan import state, times
+from blobmem.net.plan import levels, state, times, updates
 from blobmem.net.plan.fitting import Made
 from blobmem.net.plan.slices import Sliced
 from blobmem.ops.call import call, memories, read_diff, write
@@ -333,7 +333,7 @@ def test_slices_of_the_batch_with_state_evicted(monkeypatch, order):
 def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
     """Each with its part of the update, spread over what is left of backward, or one right after another."""
     monkeypatch.setattr(steps.Step, "launch", launch_late)
-    monkeypatch.setattr(state, "PIECE", 1 << 11)
+    monkeypatch.setattr(updates, "PIECE", 1 << 11)
     monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
     with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
         solver(SimulatedDevice(1), "pieces", tested=tested).step(1)
@@ -352,7 +352,7 @@ def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
 def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, spread):
     """Each right before its part of the update, so that the gradient is never there as a whole."""
     monkeypatch.setattr(steps.Step, "launch", launch_late)
-    monkeypatch.setattr(state, "PIECE", 1 << 11)
+    monkeypatch.setattr(updates, "PIECE", 1 << 11)
     monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
 
     def needed(exact):
@@ -383,12 +383,12 @@ def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, sp
 
 
 def test_fewer_slices_are_tried_where_updates_are_spread(monkeypatch):
-    monkeypatch.setattr(state, "_fits", lambda net, made, good, slices: slices)
+    monkeypatch.setattr(levels, "_fits", lambda net, made, good, slices: slices)
 
     def tried(number, spreads):
         sliced = Sliced([], [], [], (1, 5), number, 0, 0, [], [])
         net = SimpleNamespace(spreads=spreads, _made=lambda streams: None)
-        return state._in_less(net, 0.0, Made([], [], [], [], set(), sliced=sliced))
+        return levels._in_less(net, 0.0, Made([], [], [], [], set(), sliced=sliced))
 
     assert tried(32, spreads=False) == [(1, 5, 32)]
     assert tried(32, spreads=True) == [(1, 5, 32), (1, 5, 16), (1, 5, 8)]
@@ -439,7 +439,7 @@ def test_beside_cuda_graphs(make, kind, dtype):
 
 @needs_compiler
 def test_gradients_are_made_in_pieces_beside_cuda_graphs(monkeypatch):
-    monkeypatch.setattr(state, "PIECE", 1 << 11)
+    monkeypatch.setattr(updates, "PIECE", 1 << 11)
 
     def stepped(limit):
         device = EmulatedCuda(limit)

@@ -8,7 +8,7 @@ from plan_nets import DATA, conv, iterate, loss, made
 
 from blobmem import SimulatedDevice
 from blobmem.memory.blob import Blob
-from blobmem.net.plan import state, times
+from blobmem.net.plan import levels, times
 from blobmem.net.plan.arena import Layout
 from blobmem.net.plan.liveness import Lifetime, Lifetimes
 from blobmem.net.plan.places import Draft
@@ -101,14 +101,14 @@ def test_one_that_takes_over_bytes_in_place_waits_for_their_copy():
 
 
 def test_a_net_that_was_planned_is_reckoned_as_its_draft_was(monkeypatch):
-    drafts, real = [], state.fit
+    drafts, real = [], levels.fit
 
     def fit(net, usual):
         result = real(net, usual)
         drafts.append(reckon(result.places, Times(net.device)))
         return result
 
-    monkeypatch.setattr(state, "fit", fit)
+    monkeypatch.setattr(levels, "fit", fit)
     text = DATA + "".join(conv(after, before, outputs=9) for before, after in pairwise(["data", *"abcdef"])) + loss("f")
     capacity = None
     for _ in range(2):

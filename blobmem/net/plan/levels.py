@@ -1,0 +1,297 @@
+"""How much of a net's state is evicted, and when it comes, where its plan does not fit otherwise, or is slow."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Container, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from blobmem.devices.base import readable_bytes
+from blobmem.devices.pages import round_up
+from blobmem.errors import OutOfDeviceMemory
+from blobmem.memory import SyncedMemory
+from blobmem.memory.parked import Parked
+from blobmem.memory.slot import Slot
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.plan.evict import lingering, loads
+from blobmem.net.plan.fitting import EARLY, GOOD, MANY, Made, fitting, room_of
+from blobmem.net.plan.places import draft
+from blobmem.net.plan.slices import Division
+from blobmem.net.plan.state import content_of, whiles_of, with_moved
+from blobmem.net.plan.times import COPIES, LINK, QUEUED, Times, reckon
+from blobmem.net.plan.uses import moved
+from blobmem.net.schedule import Unit
+from blobmem.ops.call import Call
+from blobmem.ops.registry import table
+
+if TYPE_CHECKING:
+    from blobmem.net.net import Net
+
+log = logging.getLogger("blobmem")
+
+FROM = 1 << 12
+"""Bytes of an array from which it may be evicted."""
+
+LEVELS = (0.25, 0.5, 0.75, 1.0)
+"""Parts of the bytes of all that may be evicted that are tried."""
+
+FEWER = (1, 2, 4)
+"""So many times fewer slices of the batch than are known to fit are tried where updates are spread."""
+
+LITTLE = 8
+"""Nothing of it is evicted where all is less than such a part of the bytes that are lacking, and others will do."""
+
+WORTH = 1.03
+"""How many times as long as reckoned a plan that evicts state counts as taking: it has to be better by that."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """What may be evicted.
+
+    Attributes:
+        memory, size: which, and its bytes in an arena.
+        seconds: what its copies take in an iteration.
+    """
+
+    memory: SyncedMemory
+    size: int
+    seconds: float
+
+
+def fit(net: Net, made: Made) -> Made:
+    """`fitting` of a net's calls; where none of these fits, or they would take long, with part of its state evicted, or
+    a run of layers in slices of the batch.
+
+    Raises OutOfDeviceMemory, naming the least that would do, if not even all of it is enough.
+    """
+    found = _fitted(net, made)
+    if found is not made:
+        _tell(net, found, made.places.layout.nbytes)
+        net.streams, net.open_streams = 1, None  # which is not to be tried on two
+    if net.device.most_bytes is not None and not net.forward_only:
+        net.trim_arena(room_of(net, found))  # a plan with less beside it may have had more
+    return found
+
+
+def _tell(net: Net, found: Made, wanted: int) -> None:
+    """Log what is done for want of memory; without a limit the arena would take so many bytes."""
+    log.info(
+        "%s has room for %s of the %s that it would take: %d arrays are made anew, %s leave the device or come back in "
+        "a pass, which is reckoned to take %.1f ms",
+        net.identity, readable_bytes(room_of(net, found)), readable_bytes(wanted), len(found.anew),
+        readable_bytes(found.evicted), found.ms,
+    )  # fmt: skip
+    if found.sliced is not None:
+        first, last = (net.layer_names[at] for at in found.sliced.layers)
+        log.info(
+            "%s takes layers '%s' to '%s' in %d slices of the batch, for want of memory: its numbers are "
+            "those of the whole batch to rounding", net.identity, first, last, found.sliced.number,
+        )  # fmt: skip
+    if found.state:
+        log.info(
+            "%s has %d arrays of its parameters and solver state on the device only while they are used",
+            net.identity, len(found.state),
+        )  # fmt: skip
+
+
+def _fitted(net: Net, made: Made) -> Made:
+    """Of the calls that fit, those that are reckoned to take least time, with slices of the batch if those without are
+    not good; where bits matter more than that, slices are for where nothing else fits."""
+    best = _fits(net, made)
+    if best is made:
+        return made
+    exact = getattr(net.device, "deterministic", True)
+    slices = "slices" in net.passes and not net._dynamic
+    candidates, lacking = _candidates(net, made), made.places.layout.nbytes - room_of(net, made)
+    good = GOOD * reckon(made.places, Times(net.device)).ms
+    much = sum(each.size for each in candidates) * LITTLE > lacking
+    levels = [*dict.fromkeys(_first(candidates, part) for part in LEVELS)]
+
+    def tried(
+        best: Made | OutOfDeviceMemory, level: Sequence[_Candidate], late: bool, sliced: bool
+    ) -> Made | OutOfDeviceMemory:
+        net.evict_state([each.memory for each in level], late)
+        found = _in_less(net, good, best if sliced else None)
+        return min(best, found, key=lambda each: _rank(each, good))
+
+    enough = isinstance(best, Made) and (best.ms <= good or len(made.forward) + len(made.backward) >= MANY)
+    if slices and not exact and not enough:
+        best = min(best, _in_less(net, good, best), key=_rank)
+    for sliced in (False, True) if slices else (False,):
+        if isinstance(best, Made) and sliced != (best.sliced is not None):
+            continue  # the other kind is slower, or rounds
+        if sliced and exact:
+            best = tried(best, (), False, sliced)
+        needed = best.requested if isinstance(best, OutOfDeviceMemory) else 0
+        if needed:
+            best = tried(best, levels[-1], False, sliced)  # which needs least
+        for level in levels if isinstance(best, Made) and much else ():
+            if isinstance(best, Made) and best.ms <= good and len(best.state) <= len(level):
+                break
+            if needed - sum(each.size for each in level) <= (net.device.most_bytes or 0):
+                late = tried(best, level, True, sliced)
+                again = needed and level is not levels[-1] and late is best
+                best = tried(best, level, False, sliced) if again else late
+    try:
+        if isinstance(best, OutOfDeviceMemory):
+            net.evict_state(())
+            raise best
+        net.evict_state(best.state)
+        net.brings = {*best.state}
+        return best
+    finally:
+        del best  # which would keep itself, if it is an error, by its frames
+
+
+def _in_less(net: Net, good: float, best: Made | OutOfDeviceMemory | None) -> Made | OutOfDeviceMemory:
+    """`_fits` with the state that is evicted now; in slices if there is a best so far: in just such, if that is, or in
+    fewer too where updates are spread, as their gradients leave room."""
+    slices: list[Division] | None = None
+    if best is not None:
+        sliced = best.sliced if isinstance(best, Made) else None
+        slices = []
+        if sliced is not None:
+            number, parts = sliced.number, FEWER if net.spreads else FEWER[:1]
+            slices = [(*sliced.layers, number // part) for part in parts if number % part == 0 and number > part]
+    return _fits(net, net._made(streams=1), good, slices)
+
+
+def _fits(
+    net: Net, made: Made, good: float = 0.0, slices: Sequence[Division] | None = None
+) -> Made | OutOfDeviceMemory:
+    """`fitting` of the calls, what it brings in time, or what it raises: without the frames, which would keep arrays,
+    and these their bytes."""
+    try:
+        found = fitting(net, made, good, slices)
+    except OutOfDeviceMemory as error:
+        return error.with_traceback(None)
+    found.state = [*net._evicted]
+    return _sooner(net, found) if found.state else found
+
+
+def _rank(found: Made | OutOfDeviceMemory, good: float = 0.0) -> tuple[bool, float, int]:
+    """What is better comes first: what fits, in less time, or with less state evicted; of errors what needs less."""
+    if isinstance(found, Made):
+        return False, max(found.ms * (WORTH if found.state else 1), good), len(found.state)
+    return True, found.requested, 0
+
+
+def _first(candidates: Sequence[_Candidate], part: float) -> tuple[_Candidate, ...]:
+    """The first of them that are such a part of all bytes."""
+    sizes = np.cumsum([0, *(each.size for each in candidates)])
+    return tuple(candidates[: int(np.searchsorted(sizes, part * sizes[-1]))])
+
+
+def _sooner(net: Net, made: Made) -> Made:
+    """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
+    room, times = room_of(net, made), Times(net.device)
+    net._have(made)
+    for part in (EARLY, EARLY**3, EARLY**9):  # there are gaps
+        early, in_backward = _moves(made, int(part * room), times)
+        if not early and not in_backward:
+            break
+        (forward, position), (backward, _) = with_moved(made.forward, early), with_moved(made.backward, in_backward)
+        schedules = net._scheduled(forward, backward, made.passing)
+        drawn = draft(net, schedules, made.kept)
+        drawn.enough = room if made.sliced is not None else 0
+        drawn = lingering(drawn, times, int(part * room))
+        if drawn.layout.nbytes <= room:
+            remade, ms = moved(made.remade, position), reckon(drawn, times).ms
+            found = dataclasses.replace(
+                made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=drawn, ms=ms
+            )
+            return min(made, found, key=_rank)
+    return made
+
+
+def _moves(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[int, int]]:
+    """Of forward and of backward, from where to before which call what fetches state is to go.
+
+    Copies follow one another, each as late as will do.
+    """
+    load, units = loads(made.places), [*chain(*made.places.units)]
+    turn, result = len(made.places.units[0]), (dict[int, int](), dict[int, int]())
+    begins = np.cumsum([0, *(0 if unit.calls[-1].op in COPIES else times.ms(unit.calls[-1]) for unit in units)])
+    least, latest = _earliest(units, turn), math.inf
+    for at in reversed(range(len(units))):
+        fetched = units[at].calls[-1]
+        if fetched.op != "fetch":
+            continue
+        size = round_up(fetched.operand(0).view.nbytes, ALIGNMENT)
+        latest, step = min(latest, float(begins[at])) - times.copy_ms(size), at
+        while step > least.get(at, at) and begins[step] > latest and load[step - 1] + size <= room:
+            step -= 1
+            load[step] += size
+        if step < at:
+            result[at >= turn][units[at].start] = units[step].start
+    return result
+
+
+def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
+    """Of each unit that fetches state, the first before which it may: behind its last way out, and in its pass."""
+    result, sent = {}, dict[Any, int]()
+    for at, unit in enumerate(units):
+        each = unit.calls[-1]
+        if each.op in COPIES and not isinstance(each.attributes["home"], Parked):
+            content = content_of(each)
+            if each.op == "evict":
+                sent[content] = at + 1
+            else:
+                result[at] = max(sent.get(content, 0), turn if at >= turn else 0)
+    return result
+
+
+class _Pass(NamedTuple):
+    """What runs in an arena by itself: calls, and the positions at which others may be put in."""
+
+    calls: Sequence[Call]
+    places: Sequence[int]
+
+
+def _passes(net: Net, made: Made) -> list[_Pass]:
+    """A net's forward and backward pass, what its solver runs after these, and the test nets that share its arena."""
+    both = made.forward, made.backward
+    found = [_Pass(*each) for each in zip(both, net._joints(*both, made.passing), strict=True)]
+    others = [each for each in net.group.members if each.forward_only and each._arena is net._arena]
+    alone = [*net.updates_after(), *(each.compiled()[0].calls for each in others)]
+    return found + [_Pass(calls, range(len(calls) + 1)) for calls in alone]
+
+
+def _candidates(net: Net, made: Made) -> list[_Candidate]:
+    """What may be evicted, what frees most for the time that its copies take first."""
+    params = [blob for blobs in net.params.values() for blob in blobs]
+    updates = [*(net._updates or ()), *chain.from_iterable(net.updates_after())]
+    kept = [operand.blob for each in updates for operand in each.operands[1:] if operand is not None]
+    sizes = {blob.data_view.memory: blob.nbytes for blob in (*params, *kept)}
+    if net._loss_scale is None:  # else all gradients are looked at together
+        sizes.update((blob.diff_view.memory, blob.nbytes) for blob in params if blob.has_diff)
+    stays = {*net.read_after(), *(life.key for life in made.places.lives.arena)}
+    ops, passes, found = table(net.device.family), _passes(net, made), []
+    whiles = [whiles_of(*each, sizes) for each in passes]
+    for memory, size in sizes.items():
+        own = [(each, of_pass.get(memory, ())) for each, of_pass in zip(passes, whiles, strict=True)]
+        users = [each.calls[at] for each, of_pass in own for one in of_pass for at in one.uses]
+        # a layer by itself would not bring what another one's call does
+        fit = all(
+            each.calls[one.before].layer == each.calls[one.uses[0]].layer for each, of_pass in own for one in of_pass
+        )
+        fit = fit and bool(users) and all(_is_usual(user, memory, size, ops) for user in users)
+        if size < FROM or memory in stays or not fit:
+            continue
+        copies = sum(1 + one.changes for _, of_pass in own for one in of_pass)
+        found.append(_Candidate(memory, round_up(size, ALIGNMENT), copies * (size / LINK + QUEUED)))
+    return sorted(found, key=lambda each: (each.seconds / each.size, -each.size))
+
+
+def _is_usual(user: Call, memory: SyncedMemory, nbytes: int, ops: Container[str]) -> bool:
+    """Whether a call uses all of the memory, on the device, as it lies."""
+    if user.once or user.op not in ops or isinstance(memory, Slot) or memory.reordered is not None:
+        return False
+    views = [operand.view for operand in user.present() if operand.memory is memory]
+    return all(view.offset == 0 and view.nbytes == nbytes for view in views)

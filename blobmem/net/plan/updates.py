@@ -1,0 +1,211 @@
+"""A pass over backward: updates of evicted parameters in pieces, so that little of them is on the device at a time.
+
+Pieces of one update run one after another, or spread over the rest of backward, for their copies to have time. The
+gradient of an inner product that nobody else uses is made in such pieces, too, each right before its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Container, Sequence, Set
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from blobmem.memory import Intent, SyncedMemory
+from blobmem.memory.blob import Blob
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.fusion import UPDATES
+from blobmem.net.plan.times import Times
+from blobmem.ops.call import Call, call, like, memories, overwrite, read
+
+PIECE = 16 << 20
+"""Bytes of an array that are updated, and come and go, at a time, where updates wait; of larger ones equal parts."""
+
+
+def gradients_first(backward: Sequence[Call], evicted: Set[SyncedMemory]) -> list[Call]:
+    """The calls of backward, with gradients of data that take a large evicted parameter before the same layer's others:
+    so it has gone when its own gradient, as large, is made."""
+    result: list[Call] = []
+    for each in backward:
+        at = len(result)
+        if each.op not in UPDATES and _is_larger(each, evicted):
+            writes = {view.memory for view in each.writes}
+            while at and result[at - 1].layer == each.layer and not _orders(result[at - 1], each, writes):
+                at -= 1
+        result.insert(at, each)
+    return result
+
+
+def _is_larger(each: Call, evicted: Set[SyncedMemory]) -> bool:
+    """Whether what a call reads of evicted memories is larger than what it writes."""
+    read = sum(view.nbytes for view in each.reads if view.memory in evicted)
+    return read > sum(view.nbytes for view in each.writes)
+
+
+def _orders(before: Call, each: Call, writes: Set[SyncedMemory]) -> bool:
+    """Whether a call has to come behind the one before it, which uses what it writes or writes what it uses."""
+    used = {*memories([each])}
+    return not writes.isdisjoint(memories([before])) or any(view.memory in used for view in before.writes)
+
+
+class Spread(NamedTuple):
+    """The calls of backward, with updates in pieces.
+
+    Attributes:
+        calls: all of them.
+        arrays: of gradients that are made in pieces, each one's, and what it is made of.
+        absent: the memories of these gradients.
+    """
+
+    calls: list[Call]
+    arrays: list[Blob]
+    absent: set[SyncedMemory]
+
+
+def spread(
+    backward: Sequence[Call],
+    joints: Sequence[int],
+    evicted: Set[SyncedMemory],
+    times: Times,
+    over: float,
+    free: Container[SyncedMemory] = (),
+) -> Spread:
+    """The calls of backward, with updates of what is evicted in pieces, which take little room.
+
+    Args:
+        backward: the calls.
+        joints: the positions at which calls may be put in (`schedule.joints`).
+        evicted: the memories.
+        times: of calls.
+        over: which part of the time that there is after them they are spread over, for pieces to come and go all the
+            while; 0 if they come one right after another, so that gradients do not last.
+        free: memories of gradients that may be made in pieces, too, each before its update.
+    """
+    updates = [
+        (at, each)
+        for at, each in enumerate(backward)
+        if each.op in UPDATES and not evicted.isdisjoint(memories([each]))
+    ]
+    made = _Gradients(backward, free)
+    pieces = [(at, piece) for at, each in updates for piece in _in_pieces(each, evicted)]
+    if not pieces:
+        return Spread([*backward], [], set())
+    sizes = [sum(each.view.nbytes for each in piece.present() if each.memory in evicted) for _, piece in pieces]
+    begins, put = np.cumsum([0.0, *map(times.ms, backward)]), defaultdict[int, list[Call]](list)
+    begin, done, all_of_it = begins[pieces[0][0]], 0, sum(sizes) + sizes[-1]
+    for (at, piece), size in zip(pieces, sizes, strict=True):
+        done += size
+        wanted = begin + over * (begins[-1] - begin) * done / all_of_it
+        to = next(to for to in joints if to == len(backward) or (to > at and begins[to] >= wanted))
+        for each in made.with_piece(piece):
+            each.layer = backward[to - 1].layer
+            put[to].append(each)
+    whole = {at for at, _ in updates}
+    calls = [
+        each
+        for at in range(len(backward) + 1)
+        for each in (*put[at], *(() if at in whole else made.instead.get(at, backward[at : at + 1])))
+    ]
+    return Spread(calls, made.arrays, made.absent)
+
+
+class _Gradients:
+    """Gradients of inner products that are made in pieces, each right before its part of the update.
+
+    Args:
+        backward: the calls.
+        free: memories of gradients that nobody but these calls uses.
+
+    Attributes:
+        instead: by position, what is in place of the calls that would make these.
+        arrays, absent: as of `Spread`.
+    """
+
+    def __init__(self, backward: Sequence[Call], free: Container[SyncedMemory]) -> None:
+        self._backward, self._of = backward, dict[SyncedMemory, tuple[Call, Sequence[Blob]]]()
+        self.instead: dict[int, list[Call]] = {}
+        self.arrays: list[Blob] = []
+        self.absent: set[SyncedMemory] = set()
+        users = defaultdict[SyncedMemory, list[int]](list)
+        self._last_write: dict[SyncedMemory, int] = {}
+        for at, each in enumerate(backward):
+            for memory in {*memories([each])}:
+                users[memory].append(at)
+            self._last_write.update({view.memory: at for view in each.writes})
+        self._makers = {
+            memory: at[0]
+            for memory, at in users.items()
+            if len(at) == 2 and memory in free and self._may_divide(at[0], memory)
+        }
+
+    def _may_divide(self, at: int, memory: SyncedMemory) -> bool:
+        """Whether the call makes all of the gradient, of what is there for the rest of backward."""
+        maker = self._backward[at]
+        if maker.op != "inner_product_backward_weights" or maker.attributes["transpose"]:
+            return False
+        x, _, gradient = maker.operands
+        assert x is not None and gradient is not None
+        whole = gradient.memory is memory and gradient.part is None and gradient.intent is Intent.OVERWRITE
+        return whole and self._last_write.get(x.memory, -1) < at
+
+    def with_piece(self, update: Call) -> list[Call]:
+        """A piece of an update, behind what makes its part of the gradient, if that is made in pieces."""
+        gradient = update.operand(0)
+        if gradient.part is None or gradient.memory not in self._makers:
+            return [update]
+        (index, count), memory = gradient.part, gradient.memory
+        if memory not in self._of:
+            self._divide(memory, count)
+        maker, dys = self._of[memory]
+        x, _, whole = maker.operands
+        assert whole is not None
+        blob = whole.blob
+        part = Blob(gradient.array_shape, dtype=blob.dtype, device=blob.device, name=memory.name)
+        self.arrays.append(part)
+        made = dataclasses.replace(whole, blob=part, diff=False, shape=None)
+        operands = (dataclasses.replace(read(part), shape=gradient.shape), *update.operands[1:])
+        return [
+            dataclasses.replace(maker, operands=(x, read(dys[index]), made)),
+            dataclasses.replace(update, operands=operands),
+        ]
+
+    def _divide(self, memory: SyncedMemory, count: int) -> None:
+        """Have the columns of what comes from behind taken apart in place of the call that makes the gradient."""
+        at = self._makers[memory]
+        maker = self._backward[at]
+        dy = maker.operand(1)
+        rows, columns = dy.op_shape
+        blob, name = dy.blob, f"{dy.memory.name} (columns)"
+        dys = [Blob((rows, columns // count), dtype=blob.dtype, device=blob.device, name=name) for _ in range(count)]
+        self.instead[at] = [like(maker, call("slice_forward", dy, *map(overwrite, dys), axis=1))]
+        self._of[memory] = maker, dys
+        self.arrays += dys
+        self.absent.add(memory)
+
+
+def apart(calls: Sequence[Call], joints: Sequence[int]) -> list[int]:
+    """The positions at which others may be put in, those between pieces of an update among them."""
+    pieces = (
+        at for at, each in enumerate(calls) if each.op in UPDATES and any(operand.part for operand in each.present())
+    )
+    return sorted({*joints, *chain.from_iterable((at, at + 1) for at in pieces)})
+
+
+def _in_pieces(update: Call, evicted: Container[SyncedMemory]) -> list[Call]:
+    """An update as several, of equal parts of its arrays."""
+    largest = max((each for each in update.present() if each.memory in evicted), key=lambda each: each.view.nbytes)
+    rows, nbytes = (largest.blob.shape or (1,))[0], largest.view.nbytes
+    most = nbytes // PIECE if all(operand.blob.shape == largest.blob.shape for operand in update.present()) else 1
+    count = max((n for n in range(1, most + 1) if rows % n == 0 and nbytes % (n * ALIGNMENT) == 0), default=1)
+    return [
+        dataclasses.replace(
+            update,
+            operands=tuple(
+                dataclasses.replace(operand, part=(index, count) if count > 1 else None) for operand in update.present()
+            ),
+        )
+        for index in range(count)
+    ]
