@@ -57,3 +57,9 @@ def one_price():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "PRICES", fitting.PRICES[-1:])
         yield
+
+
+@pytest.fixture(autouse=True)
+def quick_copies(monkeypatch):
+    """Nets of tests are so small that what a copy takes beside its bytes is more than many calls."""
+    monkeypatch.setattr("blobmem.net.plan.times.QUEUED", 0.0)

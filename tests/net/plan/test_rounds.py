@@ -54,7 +54,6 @@ def test_no_more_is_in_use_than_there_is_room_for(part, most):
 
 
 def test_what_spares_most_calls_is_evicted_while_the_link_has_time(monkeypatch):
-    monkeypatch.setattr(times, "QUEUED", 0.0)  # calls of so small a net take less
     every = whole(built(), evicts=True)
     room = int(0.25 * every.load.max())
     monkeypatch.setattr(times, "LINK", 1.0)
@@ -66,7 +65,6 @@ def test_what_spares_most_calls_is_evicted_while_the_link_has_time(monkeypatch):
 
 def test_copies_back_take_no_time_where_they_have_it_beside_calls(monkeypatch):
     """All bytes of the fullest step take the link a hundredth of what the calls take, or 20 times as long."""
-    monkeypatch.setattr(times, "QUEUED", 0.0)  # calls of so small a net take less
     every = whole(built(), evicts=True)
     room, rate = int(0.25 * every.load.max()), every.load.max() / (every.clock[-1] / 1e3)
     monkeypatch.setattr(times, "LINK", 100 * rate)

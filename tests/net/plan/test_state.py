@@ -255,7 +255,6 @@ def test_each_copy_is_made_once():
 
 def test_state_is_fetched_as_early_as_its_copies_want(monkeypatch):
     """Where there is room for it: then calls run between that and the first that waits for it."""
-    monkeypatch.setattr(times, "QUEUED", 0.0)
     limit, early = (least() + unlimited()[0]) // 2, []
     for link in (1e15, 1e10):
         monkeypatch.setattr(times, "LINK", link)
