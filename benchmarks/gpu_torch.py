@@ -13,7 +13,6 @@ import blobmem
 from benchmarks import inputs
 from benchmarks.clock import Contestant, Deadline
 from benchmarks.torch_nets import twin
-from blobmem import dtypes
 
 MIB = 2**20
 CLASSES = 10  # of the labels: as many as any net has
@@ -171,7 +170,7 @@ def sgd(parameters: Any, on_gpu: bool) -> Any:
 
 def dtype_of(math: str) -> Any:
     """PyTorch's dtype of that name where it is one of halves, else float32."""
-    return getattr(torch, math) if math in dtypes.HALVES else torch.float32
+    return getattr(torch, inputs.dtype_of(math))
 
 
 def set_math(math: str) -> None:

@@ -67,6 +67,7 @@ class Again:
 
     Attributes:
         uses, free: as given.
+        calls: those of forward as they run again.
         may: positions of the calls of forward that may run again.
         offers: memories that backward reads, and which may be made anew for it.
         held: of what backward does not read, that of which others are made: kept for these, instead of made anew.
@@ -75,6 +76,7 @@ class Again:
     def __init__(self, uses: Uses, free: Container[SyncedMemory], ops: Container[str]) -> None:
         self.uses, self.free = uses, free
         self._gives = "batch_norm_given" in ops
+        self.calls = [self.call(each) for each in uses.forward]
         self._whole = _whole([*uses.forward, *uses.backward])
         self.held: Collection[SyncedMemory] = ()
         self.may: set[int] = set()
@@ -234,7 +236,7 @@ class Rerun:
                 since[memory] = [at]
 
     def _call(self, at: int) -> Call:
-        return self.again.call(self.again.uses.forward[at])
+        return self.again.calls[at]
 
     def _made(self, at: int) -> Iterator[SyncedMemory]:
         """What of that which a call reads is made anew."""

@@ -23,7 +23,7 @@ from blobmem.net.plan.fitting import EARLY, GOOD, MANY, Made, fitting, room_of
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
 from blobmem.net.plan.state import content_of, whiles_of, with_moved
-from blobmem.net.plan.times import COPIES, LINK, QUEUED, Times, reckon
+from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.uses import moved
 from blobmem.net.schedule import Unit
 from blobmem.ops.call import Call
@@ -56,12 +56,12 @@ class _Candidate:
 
     Attributes:
         memory, size: which, and its bytes in an arena.
-        seconds: what its copies take in an iteration.
+        ms: what its copies take in an iteration.
     """
 
     memory: SyncedMemory
     size: int
-    seconds: float
+    ms: float
 
 
 def fit(net: Net, made: Made) -> Made:
@@ -273,7 +273,7 @@ def _candidates(net: Net, made: Made) -> list[_Candidate]:
         sizes.update((blob.diff_view.memory, blob.nbytes) for blob in params if blob.has_diff)
     stays = {*net.read_after(), *(life.key for life in made.places.lives.arena)}
     ops, passes, found = table(net.device.family), _passes(net, made), []
-    whiles = [whiles_of(*each, sizes) for each in passes]
+    whiles, times = [whiles_of(*each, sizes) for each in passes], Times(net.device)
     for memory, size in sizes.items():
         own = [(each, of_pass.get(memory, ())) for each, of_pass in zip(passes, whiles, strict=True)]
         users = [each.calls[at] for each, of_pass in own for one in of_pass for at in one.uses]
@@ -285,8 +285,8 @@ def _candidates(net: Net, made: Made) -> list[_Candidate]:
         if size < FROM or memory in stays or not fit:
             continue
         copies = sum(1 + one.changes for _, of_pass in own for one in of_pass)
-        found.append(_Candidate(memory, round_up(size, ALIGNMENT), copies * (size / LINK + QUEUED)))
-    return sorted(found, key=lambda each: (each.seconds / each.size, -each.size))
+        found.append(_Candidate(memory, round_up(size, ALIGNMENT), copies * times.copy_ms(size)))
+    return sorted(found, key=lambda each: (each.ms / each.size, -each.size))
 
 
 def _is_usual(user: Call, memory: SyncedMemory, nbytes: int, ops: Container[str]) -> bool:

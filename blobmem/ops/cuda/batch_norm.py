@@ -127,8 +127,8 @@ def forward_sum(x: CudaArray, b: CudaArray, y: CudaArray, xhat: CudaArray | None
 def given(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
           gamma: CudaArray | None, beta: CudaArray | None, *, relu: bool) -> None:  # fmt: skip
     """y and xhat of `forward` of the same x, to the same bits, by the statistics that it has left."""
-    scale = gamma, beta
-    _UP.chunks(x, "given_map", x.size, x, y, xhat, mean, inv_std, *scale, x.size, x.shape[1], x.shape[2], relu)
+    shape = x.size, x.shape[1], x.shape[2]
+    _UP.chunks(x, "given_map", x.size, x, y, xhat, mean, inv_std, gamma, beta, *shape, relu)
 
 
 def given_sum(x: CudaArray, b: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
