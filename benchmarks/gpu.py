@@ -32,8 +32,11 @@ from benchmarks import machine  # noqa: E402
 from benchmarks.clock import Deadline, race, steps_for  # noqa: E402
 
 NETS = "caffenet:256,vgg16:64,googlenet:32,resnet50:32,resnet50:256,inception_v3:256,resnet1001:64"
-OURS = {"train": {"blobmem": "keep", "planned": "train"}, "infer": {"blobmem": "keep", "planned": "inference"}}
-"""Our sides in each phase, and their nets' `memory`."""
+OURS = {
+    "train": {"blobmem": "keep", "planned": "train"},
+    "infer": {"blobmem": "keep", "planned": "inference", "uncaptured": "keep"},
+}
+"""Our sides in each phase, and their nets' `memory`; uncaptured is without CUDA graphs (training: `streams.py`)."""
 VARIANTS = ("eager", "channels_last", "graph", "compile")
 START_SECONDS = 90  # imports and contexts, before a net's process counts as stuck
 KEY = ("net", "batch", "math", "phase")
@@ -105,7 +108,7 @@ def measure(row: dict[str, Any], args: argparse.Namespace) -> Iterator[dict[str,
     ours: dict[str, Ours] = {}
     for name, memory in OURS[row["phase"]].items():
         with attempt(sides, name):
-            ours[name] = Ours(*common, memory)
+            ours[name] = Ours(*common, memory, captured=name != "uncaptured")
         yield sides
     for variant in args.torch:
         with attempt(sides, variant):

@@ -27,13 +27,16 @@ class Ours:
         math: "fp32", "tf32", or a dtype of halves, in which the net then is.
         word: the device's ("cuda").
         memory: the net's.
+        captured: run it in CUDA graphs where the device can.
     """
 
     def __init__(
-        self, model: str, batch: int, phase: str, math: str, word: str, deadline: Deadline, memory: str = "keep"
-    ) -> None:
+        self, model: str, batch: int, phase: str, math: str, word: str, deadline: Deadline,
+        memory: str = "keep", captured: bool = True,
+    ) -> None:  # fmt: skip
         begin = time.perf_counter()
         self.device = device_of(word, math)
+        self.device.graphs = self.device.graphs and captured
         given = {"device": self.device, "dtype": inputs.dtype_of(math), "memory": memory}
         self._synchronize = waiting(self.device)
         self.solver: Any = None
