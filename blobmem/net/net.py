@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -591,7 +592,12 @@ class Net(Access, Placement, Compilation):
             return
         self._chains_checked = True
         updates = {id(each.attributes) for each in self._updates or ()}
-        calls = [each for each in backward.calls if id(each.attributes) not in updates]
+        number = {name: at for at, name in enumerate(self.layer_names)}
+        calls = [  # a gradient that is made in pieces stands among the calls of other layers
+            dataclasses.replace(each, layer=number.get(each.layer_name, each.layer))
+            for each in backward.calls
+            if id(each.attributes) not in updates
+        ]
         found = {(r.layer, w.layer): (r, name, w) for r, name, w in stale_reads(forward.calls, calls)}
         for reader, name, writer in found.values():
             log.warning(

@@ -53,6 +53,18 @@ def test_they_are_right(chain):
     np.testing.assert_array_equal(*grads)
 
 
+@pytest.mark.parametrize("top, said", [("y", 1), ("z", 0)])
+def test_calls_that_were_moved_among_those_of_other_layers_are_of_their_own(caplog, top, said):
+    """As pieces of a gradient are, to where there is time for them."""
+    net = Net(CHAIN.format(first="TanH", second="Dropout", top=top), TRAIN, seed=1)
+    net.forward(x=np.ones((2, 3)))
+    for each in net.compiled()[1].calls:
+        each.layer = 0
+    with caplog.at_level(logging.WARNING, "blobmem"):
+        net.backward(**{top: np.ones((2, 3))})
+    assert caplog.text.count("has overwritten in place") == said
+
+
 BEHIND = """
 force_backward: true
 layer {{ name: "in" type: "Input" top: "x" top: "label"

@@ -387,7 +387,10 @@ class _Slices:
                 continue
             for part in (1.0, 0.5):
                 before = self.best
-                way = _way_in_slices(self._net, made, found, self._room, part)
+                try:
+                    way = _way_in_slices(self._net, made, found, self._room, part)
+                except OutOfDeviceMemory:  # convolutions of so many items have not been timed, and cannot be now
+                    break
                 yield way
                 if self.best < before:
                     yield from self._with_kept(made, division, found.nbytes, way)

@@ -11,10 +11,10 @@ import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.dtypes import is_half
-from blobmem.errors import DeviceError
+from blobmem.errors import DeviceError, OutOfDeviceMemory
 from blobmem.ops.cuda import algorithms
 from blobmem.ops.cuda.algorithms import DIRECT, Choice, Key, Registry, Shape
-from blobmem.ops.cuda.conv_search import Search
+from blobmem.ops.cuda.conv_search import Search, room_within
 from blobmem.ops.cuda.conv_small import SMALL, Small
 from blobmem.ops.cuda.cudnn import MOST_AXES, RELU, Cudnn, Plan, parts_of
 from blobmem.ops.cuda.layout import channels_first
@@ -53,10 +53,13 @@ class Room(NamedTuple):
 def room_of(key: Key, device: Any) -> Room | None:
     """What a convolution's plan takes, None for our own plain kernels, which need no workspace.
 
-    On a device with a GPU this searches for the plan and builds it. Where there is none the files are looked up; for a
-    convolution that is in none the limit is charged, and the device is marked `uncertain`.
+    On a device with a GPU this searches for the plan and builds it; where that may not hold enough for a search, so
+    that it is too small for the convolution, too, the limit is charged. Where there is no GPU the files are looked up;
+    for a convolution that is in none the limit is charged, and the device is marked `uncertain`.
     """
     if not device.predicts:
+        if _is_beyond(key, device):
+            return Room(key.most, 2)
         plan = plan_of(key, device)
         if isinstance(plan, Small):
             return Room(plan.workspace, 1, turns=False)
@@ -92,7 +95,7 @@ def plan_ms(key: Key, device: Any) -> float | None:
     if device.predicts:
         choice = algorithms.predict(device.model, key.math, key)
     else:
-        if plan_of(key, device) is None:
+        if _is_beyond(key, device) or plan_of(key, device) is None:
             return None
         choice = algorithms.registry(device.model, device.library("cudnn", Cudnn).version, key.math).find(key)
     return None if choice is None or choice.plan == DIRECT else choice.ms
@@ -110,7 +113,7 @@ def chosen(key: Key, device: Any, room: int | None = None) -> Choice | None:
 def is_small(key: Key, device: Any) -> bool:
     """Whether our own small kernels compute a convolution, as far as that is known."""
     if not device.predicts:
-        return isinstance(plan_of(key, device), Small)
+        return not _is_beyond(key, device) and isinstance(plan_of(key, device), Small)
     choice = algorithms.predict(device.model, key.math, key)
     return choice is not None and choice.plan.startswith(SMALL)
 
@@ -131,6 +134,17 @@ def plan_of(key: Key, device: Any) -> Plan | Small | None:
         return plan
 
 
+def _is_beyond(key: Key, device: Any) -> bool:
+    """Whether no plan is known, and the device may hold less than a search for one takes."""
+    if device.most_bytes is None or room_within(device.most_bytes, key) is not None or not _known_to_cudnn(key):
+        return False
+    cudnn: Cudnn | None = device.library("cudnn", Cudnn)
+    if cudnn is None:
+        return False
+    key = key._replace(direction="forward+bias") if key.direction == RELU else key
+    return algorithms.registry(device.model, cudnn.version, key.math).find(key) is None
+
+
 def _known_to_cudnn(key: Key) -> bool:
     # of float64 the frontend's plans make no numbers: it hands them their factors as float32
     return (
@@ -139,9 +153,17 @@ def _known_to_cudnn(key: Key) -> bool:
 
 
 def _find(key: Key, device: Any, cudnn: Cudnn) -> Plan | Small | None:
-    """The registered plan; if it cannot be built (by another build of cuDNN, say) the search is made again, once."""
+    """The registered plan; if it cannot be built (by another build of cuDNN, say) the search is made again, once. Where
+    the device may hold less than the search takes, it is one for plans with less workspace."""
     registry = algorithms.registry(device.model, cudnn.version, key.math)
-    choice = registry.find(key) or _search(registry, key, device, cudnn)
+    try:
+        choice = registry.find(key) or _search(registry, key, device, cudnn)
+    except OutOfDeviceMemory as error:
+        most = device.most_bytes
+        room = None if most is None or error.requested <= most else room_within(most, key)
+        if room is None or room >= key.most:
+            raise
+        return _find(key._replace(room=room), device, cudnn)
     for again in (True, False):
         if choice.plan == DIRECT:
             return None

@@ -116,6 +116,25 @@ def _places(key: Key) -> list[int]:
     return [0, *itertools.accumulate(map(aligned, sizes))]
 
 
+def _shapes(key: Key) -> list[tuple[int, ...]]:
+    """Of the arrays of a search."""
+    shapes = [in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],)]
+    return shapes + ([key.w] if key.direction == "weights" else shapes[2:3] if SUM in key.direction else [])
+
+
+def room_within(nbytes: int, key: Key) -> int | None:
+    """The workspace, a power of two, that plans may take for a search to do with so many bytes of device memory; None
+    if these do not do for any."""
+    left = nbytes - _bytes_beside(key)
+    return None if left < _COLD else 1 << left.bit_length() - 1
+
+
+def _bytes_beside(key: Key) -> int:
+    """What a search holds beside the workspace."""
+    width = dtypes.of(key.dtype).itemsize
+    return sum(aligned(math.prod(shape) * width) for shape in _shapes(key)) + _places(key)[-1]
+
+
 class Search:
     """Times every plan for a key, on random numbers in scratch memory.
 
@@ -150,12 +169,10 @@ class Search:
         """The plans, each ready to run while the next has not been asked for."""
         key, listed = self.key, self._listed
         most = max([*(built.workspace for built in listed), *(plan.workspace for plan in self._small)], default=0)
-        dtype = dtypes.of(key.dtype)
-        shapes = [in_layout(key.x, key.layout), key.w, in_layout(key.y, key.layout), (key.w[0],)]
-        shapes += [key.w] if key.direction == "weights" else shapes[2:3] if SUM in key.direction else []
+        dtype, shapes = dtypes.of(key.dtype), _shapes(key)
         sizes = [aligned(math.prod(shape) * dtype.itemsize) for shape in shapes]
         cold = max(aligned(most), _COLD)
-        with self.device.scratch(sum(sizes) + cold + _places(key)[-1]) as address:
+        with self.device.scratch(_bytes_beside(key) + cold) as address:
             starts = [address + sum(sizes[:i]) for i in range(len(sizes) + 1)]
             self.arrays = [CudaArray(at, shape, dtype, self.device) for at, shape in zip(starts, shapes, strict=False)]
             self._cold = CudaArray(starts[-1], (_COLD // dtype.itemsize,), dtype, self.device)

@@ -305,6 +305,25 @@ def test_no_room_to_search_is_an_error_and_chooses_nothing(gpu, rng):
     assert gpu.measured == ["eng0"]
 
 
+def test_a_search_does_with_what_the_device_may_hold(gpu):
+    """By a plan with less workspace, which is kept for such room; what is too large for that is charged its limit."""
+    gpu.plans, gpu.workspace_limit = {"small": (10, (), 2.0), "large": (200 << 20, (), 1.0)}, None
+    x, w = (ArraySpec(SHAPES[name], np.dtype("float32")) for name in "xw")
+    key, capacity = conv_plans.key_of("forward", gpu, x, w, **WINDOW), gpu.capacity
+    gpu.capacity = 150 << 20
+    assert conv_plans.room_of(key, gpu).nbytes == 10 and gpu.measured == ["small"]
+    path = algorithms.folder() / algorithms.file_name(gpu.model, 91900, "fp32")
+    assert [*algorithms.read(path)] == [key._replace(room=128 << 20).text]
+    gpu.restart()
+    gpu.capacity = 32 << 20
+    assert conv_plans.room_of(key, gpu) == (key.most, 2, True) and not conv_plans.is_small(key, gpu)
+    assert conv_plans.plan_ms(key, gpu) is None and gpu.measured == []
+    gpu.capacity = capacity
+    assert conv_plans.room_of(key, gpu).nbytes == 200 << 20 and gpu.measured == ["small", "large"]
+    gpu.capacity = 32 << 20  # it is known now
+    assert conv_plans.room_of(key, gpu).nbytes == 200 << 20
+
+
 @pytest.mark.parametrize("fused_time, chosen", [(0.5, "bias+eng0"), (3.0, "eng0")])
 def test_bias_in_the_plan_or_after_it(gpu, rng, fused_time, chosen):
     gpu.fused_plans = {"eng0": (512, (), fused_time)}
