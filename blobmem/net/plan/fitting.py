@@ -352,7 +352,7 @@ class _Slices:
         if given:
             yield from chain.from_iterable(self._both(usual, division) for division in given)
             return
-        slicer, layer, tried = self._slicer(usual), _fullest(net, usual)[1], list[tuple[int, Sliced]]()
+        slicer, layer, tried = _slicer(net, usual), _fullest(net, usual)[1], list[tuple[int, Sliced]]()
         before, idle = math.inf, 0
         for count in slicer.counts(layer):
             own, fastest = [*slicer.runs(layer, count, lambda found: _fullest(net, usual, found))], self.best
@@ -374,15 +374,11 @@ class _Slices:
         if tried and self.best == math.inf:
             yield _way_in_slices(net, usual, min(tried, key=itemgetter(0))[1], self._room, 0.0)
 
-    def _slicer(self, made: Made) -> Slicer:
-        free, ops = self._net._free({*memories((*made.forward, *made.backward))}), table(self._net.device.family)
-        return Slicer(made.forward, made.backward, made.remade, free, ops, bool(self._net._images_last))
-
     def _both(self, usual: Made, division: Division) -> Iterator[_Way]:
         """The usual calls so divided, and with more made anew of what layers beside these make, where that does."""
         for made in (usual, self._with_anew(*division[:2])):
             self._net._have(made)
-            found = self._slicer(made).sliced(*division)
+            found = _slicer(self._net, made).sliced(*division)
             if found is None:
                 continue
             for part in (1.0, 0.5):
@@ -404,7 +400,7 @@ class _Slices:
         for fewer in range(min(kept, KEPT)):
             before = self.best
             self._net._have(made)
-            found = self._slicer(made).sliced(*division, kept - fewer)
+            found = _slicer(self._net, made).sliced(*division, kept - fewer)
             assert found is not None
             yield _way_in_slices(self._net, made, found, self._room, 1.0)
             if self.best < before:
@@ -424,6 +420,18 @@ class _Slices:
         choice = Pass(again, plain.made.places, plain.found, Times(self._net.device)).choose(self._room, 1.0)
         calls = again.uses.forward
         return choice, {memory: calls[again.uses.last_write(memory)].layer for memory in choice.anew}
+
+
+def _slicer(net: Net, made: Made) -> Slicer:
+    free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
+    return Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
+
+
+def longer(net: Net, layers: tuple[int, int]) -> list[tuple[int, int]]:
+    """The run of layers that goes on to where less crosses its end, if there is one."""
+    first, last = layers
+    end = _slicer(net, net._made(Less(), 1, bring=False)).longer(last)
+    return [] if end is None else [(first, end)]
 
 
 def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int, part: float) -> _Way:

@@ -19,7 +19,7 @@ from blobmem.memory.parked import Parked
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.evict import lingering, loads
-from blobmem.net.plan.fitting import EARLY, GOOD, MANY, Made, fitting, room_of
+from blobmem.net.plan.fitting import EARLY, GOOD, MANY, Made, fitting, longer, room_of
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
 from blobmem.net.plan.state import content_of, whiles_of, with_moved
@@ -151,15 +151,20 @@ def _fitted(net: Net, made: Made) -> Made:
 
 def _in_less(net: Net, good: float, best: Made | OutOfDeviceMemory | None) -> Made | OutOfDeviceMemory:
     """`_fits` with the state that is evicted now; in slices if there is a best so far: in just such, if that is, or in
-    fewer too where updates are spread, as their gradients leave room."""
+    fewer and longer ones too where updates are spread, as their gradients leave room."""
     slices: list[Division] | None = None
     if best is not None:
         sliced = best.sliced if isinstance(best, Made) else None
         slices = []
         if sliced is not None:
-            number, parts = sliced.number, FEWER if net.spreads else FEWER[:1]
-            slices = [(*sliced.layers, number // part) for part in parts if number % part == 0 and number > part]
+            runs = [sliced.layers, *longer(net, sliced.layers)] if net.spreads else [sliced.layers]
+            slices = [(*run, number) for run in runs for number in _fewer(sliced.number, net.spreads)]
     return _fits(net, net._made(streams=1), good, slices)
+
+
+def _fewer(number: int, spread: bool) -> list[int]:
+    """The numbers of slices that are tried where so many fit."""
+    return [number // part for part in (FEWER if spread else FEWER[:1]) if number % part == 0 and number > part]
 
 
 def _fits(

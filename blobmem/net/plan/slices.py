@@ -218,6 +218,11 @@ class Slicer:
                 fullest = max(ends, key=ends.__getitem__)
             first, last = min(first, fullest), max(last, fullest)
 
+    def longer(self, last: int) -> int | None:
+        """The next layer with which a run may end so that at most half as many bytes cross its end as with this."""
+        around, most = self._around(last), self._crossing(last + 1) // 2
+        return next((at for at in range(last + 1, around.stop) if self._crossing(at + 1) <= most), None)
+
     def counts(self, layer: int) -> list[int]:
         """The numbers of equal slices that the batch can be taken in there."""
         items = self._items(each for each in self._forward if each.layer == layer)

@@ -19,7 +19,7 @@ from blobmem.memory.parked import Parked
 from blobmem.net import steps
 from blobmem.net.compilation import Compilation
 from blobmem.net.plan import levels, state, times, updates
-from blobmem.net.plan.fitting import Made
+from blobmem.net.plan.fitting import Made, longer
 from blobmem.net.plan.slices import Sliced
 from blobmem.ops.call import call, memories, read_diff, write
 from blobmem.proto.text import read_net, read_solver
@@ -87,6 +87,13 @@ NETS["both"] = (
 NETS["pieces"] = (
     DATA + conv("c1", "data", outputs=16) + conv("c2", "c1", outputs=16) + layer("Pooling", "p", "c2", "p", POOL)
     + inner("fc6", "p", 64) + loss("fc6")
+)  # fmt: skip
+
+
+# a run of slices may end where little is left
+NETS["ends"] = (
+    DATA + conv("c1", "data", outputs=8) + conv("c2", "c1", outputs=8) + conv("c3", "c2", outputs=8)
+    + layer("Pooling", "p", "c3", "p", POOL) + conv("c4", "p", outputs=8) + loss("c4")
 )  # fmt: skip
 
 
@@ -381,8 +388,9 @@ def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, sp
         solver(device=SimulatedDevice(least), net="pieces").step(1)
 
 
-def test_fewer_slices_are_tried_where_updates_are_spread(monkeypatch):
+def test_fewer_and_longer_slices_are_tried_where_updates_are_spread(monkeypatch):
     monkeypatch.setattr(levels, "_fits", lambda net, made, good, slices: slices)
+    monkeypatch.setattr(levels, "longer", lambda net, layers: [])
 
     def tried(number, spreads):
         sliced = Sliced([], [], [], (1, 5), number, 0, 0, [], [])
@@ -393,6 +401,18 @@ def test_fewer_slices_are_tried_where_updates_are_spread(monkeypatch):
     assert tried(32, spreads=True) == [(1, 5, 32), (1, 5, 16), (1, 5, 8)]
     assert tried(6, spreads=True) == [(1, 5, 6), (1, 5, 3)]
     assert tried(2, spreads=True) == [(1, 5, 2)]
+    monkeypatch.setattr(levels, "longer", lambda net, layers: [(layers[0], 9)])
+    assert tried(4, spreads=False) == [(1, 5, 4)]
+    assert tried(4, spreads=True) == [(1, 5, 4), (1, 5, 2), (1, 9, 4), (1, 9, 2)]
+
+
+def test_a_longer_run_ends_where_half_as_much_crosses_its_end():
+    """Behind the pooling layer, which leaves a quarter, and behind the scores."""
+    net = solver(SimulatedDevice(), "ends", tested=False).net
+    found = {name: longer(net, (1, at)) for at, name in enumerate(net.layer_names)}
+    pool, scores = net.layer_names.index("p"), net.layer_names.index("ip")
+    assert found["c1"] == found["c2"] == found["c3"] == [(1, pool)]
+    assert found["p"] == found["c4"] == [(1, scores)]
 
 
 def test_a_large_gradient_is_alone_with_what_it_is_made_of():
