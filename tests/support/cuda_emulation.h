@@ -1,6 +1,6 @@
 // Enough of CUDA C++ to run our kernels on a CPU, block after block, each thread of a block a fiber that gives way at
 // barriers and warp exchanges. The blocks of a cluster run as one. Compiled together with one kernel source by
-// cuda_emulation.py.
+// cuda_emulation.py; with FIBERS defined, and no source, what runs the threads, which each library has a copy of.
 
 // None of the system's headers: reading them would take half the time of compiling a source.
 extern "C" {
@@ -41,7 +41,9 @@ template <class A> inline bool isnan(A a) { return __builtin_isnan(a); }
 #define __align__(n) alignas(n)
 
 struct Triple { unsigned x, y, z; };
-static Triple threadIdx, blockIdx, blockDim, gridDim;
+#pragma GCC visibility push(hidden)
+inline Triple threadIdx, blockIdx, blockDim, gridDim;
+#pragma GCC visibility pop
 
 #define EMULATED
 #ifdef FLOAT16  // what common.cuh has two instructions for: a number of two bytes as a float, and back
@@ -89,21 +91,72 @@ inline void __trap() { puts("__trap"); abort(); }
 
 // Fibers
 
+#pragma GCC visibility push(hidden)
+
+enum { MOST = 4096, WARP = 32 };
+enum Wait : unsigned char { NEW, RUNS, AT_BLOCK, AT_WARP, DONE };
+inline unsigned current, live;
+inline unsigned long long slots[2][MOST];
+inline unsigned exchanges[MOST];  // that the thread has taken part in
+
+// Meanwhile others run, which may write what is shared.
+void pause_as(Wait wait);
+
+int run_grid(void (*kernel)(void *), void *arguments, const unsigned *grid, const unsigned *block, unsigned cluster,
+             char **stacks);
+
+#pragma GCC visibility pop
 #pragma GCC push_options
 #pragma GCC optimize("O2")
 
+inline void __syncthreads() { pause_as(AT_BLOCK); }
+inline void __syncwarp(unsigned = 0xffffffffu) { pause_as(AT_WARP); }
+
+// Put down a value for the others of the warp, and wait for theirs; the number of the exchange. Slots are used by turns:
+// when one is written again, all have passed a later exchange and so have read it.
+template <class A> inline unsigned put(A value) {
+  unsigned turn = exchanges[current]++;
+  memcpy(&slots[turn & 1][current], &value, sizeof(A));
+  pause_as(AT_WARP);
+  return turn;
+}
+inline bool took_part(unsigned thread, unsigned turn) { return thread < live && exchanges[thread] > turn; }
+
+template <class A> inline A exchange(A value, int source) {
+  unsigned turn = put(value), from = (current & ~31u) + source;
+  A result = value;
+  if (source >= 0 && source < WARP && took_part(from, turn)) memcpy(&result, &slots[turn & 1][from], sizeof(A));
+  return result;
+}
+
+template <class A> inline A __shfl_xor_sync(unsigned, A v, int mask, int = 32) { return exchange(v, (int)(current & 31) ^ mask); }
+template <class A> inline A __shfl_sync(unsigned, A v, int lane, int = 32) { return exchange(v, lane & 31); }
+template <class A> inline A __shfl_down_sync(unsigned, A v, int by, int = 32) { int s = (int)(current & 31) + by; return exchange(v, s < 32 ? s : -1); }
+template <class A> inline A __shfl_up_sync(unsigned, A v, int by, int = 32) { return exchange(v, (int)(current & 31) - by); }
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  unsigned turn = put((unsigned long long)(predicate != 0)), first = current & ~31u, bits = 0;
+  for (unsigned i = 0; i < WARP; i++)
+    if (took_part(first + i, turn) && slots[turn & 1][first + i]) bits |= 1u << i;
+  return bits;
+}
+inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
+inline int __all_sync(unsigned m, int p) { return __ballot_sync(m, !p) == 0; }
+
+#pragma GCC pop_options
+
+struct Pointer { void *at; template <class A> operator A *() const { return (A *)at; } };
+
+#ifdef FIBERS
+
 // Stacks begin 320 bytes further in each page than the one before: else all of a block would share a few cache lines.
-enum { MOST = 4096, WARP = 32, STACK = (64 << 10) + 320, PAGES = 2 << 20 };
-enum Wait : unsigned char { NEW, RUNS, AT_BLOCK, AT_WARP, DONE };
+enum { STACK = (64 << 10) + 320, PAGES = 2 << 20 };
 static char *stacks;
 static void *saved[MOST], *scheduler;
 static Wait state[MOST];
 static Triple places[MOST];
-static unsigned current, live, stop, stacks_in_use;  // `stop` is where the warp that runs ends
+static unsigned stop, stacks_in_use;  // `stop` is where the warp that runs ends
 static unsigned of_block, first_block;  // threads of a block; of the blocks that run, which is the first
 static unsigned counts[DONE];  // of its threads that came to wait when it last ran, by for what
-static unsigned long long slots[2][MOST];
-static unsigned exchanges[MOST];  // that the thread has taken part in
 static void (*entry)(void *);
 static void *entry_arguments;
 
@@ -139,8 +192,7 @@ static bool next() {
   return false;
 }
 
-// Meanwhile others run, which may write what is shared: the compiler is to know nothing of this (noipa).
-static __attribute__((noipa)) void pause_as(Wait wait) {
+void pause_as(Wait wait) {
   void **mine = &saved[current];
   state[current] = wait;
   counts[wait]++;
@@ -156,39 +208,6 @@ static void begin() {
   } while (next() && state[current] == NEW);
   SWITCH(&nowhere, state[current] == RUNS ? saved[current] : scheduler);
 }
-
-inline void __syncthreads() { pause_as(AT_BLOCK); }
-inline void __syncwarp(unsigned = 0xffffffffu) { pause_as(AT_WARP); }
-
-// Put down a value for the others of the warp, and wait for theirs; the number of the exchange. Slots are used by turns:
-// when one is written again, all have passed a later exchange and so have read it.
-template <class A> inline unsigned put(A value) {
-  unsigned turn = exchanges[current]++;
-  memcpy(&slots[turn & 1][current], &value, sizeof(A));
-  pause_as(AT_WARP);
-  return turn;
-}
-inline bool took_part(unsigned thread, unsigned turn) { return thread < live && exchanges[thread] > turn; }
-
-template <class A> inline A exchange(A value, int source) {
-  unsigned turn = put(value), from = (current & ~31u) + source;
-  A result = value;
-  if (source >= 0 && source < WARP && took_part(from, turn)) memcpy(&result, &slots[turn & 1][from], sizeof(A));
-  return result;
-}
-
-template <class A> inline A __shfl_xor_sync(unsigned, A v, int mask, int = 32) { return exchange(v, (int)(current & 31) ^ mask); }
-template <class A> inline A __shfl_sync(unsigned, A v, int lane, int = 32) { return exchange(v, lane & 31); }
-template <class A> inline A __shfl_down_sync(unsigned, A v, int by, int = 32) { int s = (int)(current & 31) + by; return exchange(v, s < 32 ? s : -1); }
-template <class A> inline A __shfl_up_sync(unsigned, A v, int by, int = 32) { return exchange(v, (int)(current & 31) - by); }
-inline unsigned __ballot_sync(unsigned, int predicate) {
-  unsigned turn = put((unsigned long long)(predicate != 0)), first = current & ~31u, bits = 0;
-  for (unsigned i = 0; i < WARP; i++)
-    if (took_part(first + i, turn) && slots[turn & 1][first + i]) bits |= 1u << i;
-  return bits;
-}
-inline int __any_sync(unsigned m, int p) { return __ballot_sync(m, p) != 0; }
-inline int __all_sync(unsigned m, int p) { return __ballot_sync(m, !p) == 0; }
 
 // Run the threads of a warp until none can go on by itself; false if some wait for the warp, and others for the block.
 static bool run_warp(unsigned first) {
@@ -220,22 +239,20 @@ static bool run_block() {
   return true;
 }
 
-#pragma GCC pop_options
-
-struct Pointer { void *at; template <class A> operator A *() const { return (A *)at; } };
-
-static int run_grid(void (*kernel)(void *), void *arguments, const unsigned *grid, const unsigned *block,
-                    unsigned cluster) {
+// The libraries, which run one at a time, have their stacks in the same memory: the first to run finds some.
+int run_grid(void (*kernel)(void *), void *arguments, const unsigned *grid, const unsigned *block, unsigned cluster,
+             char **kept) {
   blockDim = {block[0], block[1], block[2]};
   gridDim = {grid[0], grid[1], grid[2]};
   of_block = block[0] * block[1] * block[2];
   live = of_block * cluster;
   if (of_block > 1024 || (cluster > 1 && (live > MOST || of_block % WARP))) return 2;  // a warp is of one block
-  if (!stacks) {
+  if (!*kept) {
     unsigned long size = ((unsigned long)MOST * STACK + PAGES - 1) / PAGES * PAGES;
-    stacks = (char *)aligned_alloc(PAGES, size);
-    madvise(stacks, size, 14);  // MADV_HUGEPAGE
+    *kept = (char *)aligned_alloc(PAGES, size);
+    madvise(*kept, size, 14);  // MADV_HUGEPAGE
   }
+  stacks = *kept;
   for (unsigned t = 0; t < live; t++) {
     unsigned i = t % of_block;
     places[t] = {i % block[0], i / block[0] % block[1], i / block[0] / block[1]};
@@ -250,3 +267,5 @@ static int run_grid(void (*kernel)(void *), void *arguments, const unsigned *gri
       }
   return 0;
 }
+
+#endif

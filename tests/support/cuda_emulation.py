@@ -34,18 +34,19 @@ AVAILABLE = shutil.which("g++") is not None and os.uname().machine == "x86_64"
 
 _lock = threading.Lock()
 _libraries = {}
+_stacks = ctypes.c_void_p()  # of the fibers, whose library has the lock
 
 
 def _program(source):
-    parts = [f'#include "{HEADER}"', sources.read(source)]
+    parts = [HEADER.read_text(), sources.read(source)]
     for name, signature in sources.signatures(source).items():
         fields = " ".join(f"{'Pointer' if word == '*' else word} a{i};" for i, word in enumerate(signature.types))
         arguments = ", ".join(f"a->a{i}" for i in range(len(signature.types)))
         parts.append(
             f"struct A_{name} {{ {fields} }};\n"
             f"static void call_{name}(void *p) {{ A_{name} *a = (A_{name} *)p; {name}({arguments}); }}\n"
-            f'extern "C" int launch_{name}(const unsigned *grid, const unsigned *block, void *p) '
-            f"{{ return run_grid(call_{name}, p, grid, block, {_cluster(source, name)}); }}"
+            f'extern "C" int launch_{name}(const unsigned *grid, const unsigned *block, void *p, char **stacks) '
+            f"{{ return run_grid(call_{name}, p, grid, block, {_cluster(source, name)}, stacks); }}"
         )
     return "\n".join(parts)
 
@@ -70,36 +71,40 @@ def _library(source, dtype):
     key = source, dtype.char
     if key not in _libraries:
         program = _program(source)
-        # -Og: kernels take a fourth longer than with -O2, and half the time to compile
-        options = [
-            "-std=c++17",
-            "-Og",
-            "-shared",
-            "-fPIC",
-            "-w",
-            "-mno-red-zone",
-            *(f"-D{macro}" for macro in sources.DEFINES[dtype.name]),
-        ]
-        digest = hashlib.sha256("\0".join([program, HEADER.read_text(), *options]).encode()).hexdigest()[:24]
-        folder = Path(tempfile.gettempdir()) / f"blobmem-emulation-{os.getuid()}"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{source}-{dtype.char}-{digest}.so"
-        if not path.exists():
-            # one lock for each library: parallel test runs compile different ones at a time, and none twice
-            with open(path.with_suffix(".lock"), "w") as lock:
-                fcntl.lockf(lock, fcntl.LOCK_EX)
-                _compile(program, options, path)
+        macros = [f"-D{macro}" for macro in sources.DEFINES[dtype.name]]
+        # what it lacks the process has: searching the standard libraries takes as long as compiling a small source
+        path = _built(f"{source}-{dtype.char}", ".so", program, *macros, "-shared", "-nostdlib", _fibers(), "-lgcc")
         _libraries[key] = ctypes.CDLL(str(path))
     return _libraries[key]
+
+
+@functools.cache
+def _fibers():
+    """The object that runs a library's threads: the same for all."""
+    return _built("fibers", ".o", HEADER.read_text(), "-DFIBERS", "-c")
+
+
+def _built(name, suffix, program, *options):
+    """What the compiler makes of a program, kept by its contents for later runs and other checkouts."""
+    # -Og: kernels take a fourth longer than with -O2, and half the time to compile
+    options = ["-std=c++17", "-Og", "-fPIC", "-w", "-mno-red-zone", "-x", "c++", "-", "-x", "none", *map(str, options)]
+    digest = hashlib.sha256("\0".join([program, *options]).encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / f"blobmem-emulation-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-{digest}{suffix}"
+    if not path.exists():
+        # one lock for each: parallel test runs compile different ones at a time, and none twice
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+            _compile(program, options, path)
+    return path
 
 
 def _compile(program, options, path):
     if path.exists():  # made while this process waited
         return
     made = path.with_suffix(f".{os.getpid()}")
-    done = subprocess.run(
-        ["g++", *options, "-x", "c++", "-", "-o", str(made)], input=program, text=True, capture_output=True
-    )
+    done = subprocess.run(["g++", *options, "-o", str(made)], input=program, text=True, capture_output=True)
     assert done.returncode == 0, f"{path.stem} does not compile: {done.stderr[-3000:]}"
     made.replace(path)
 
@@ -317,7 +322,7 @@ class EmulatedCuda(SimulatedDevice):
             def work():
                 self.launches.append(name)
                 with _lock:
-                    result = run(shape, threads, packed)
+                    result = run(shape, threads, packed, ctypes.byref(_stacks))
                 assert result == 0, f"kernel {name}: " + ["", "threads wait for each other", "too many threads"][result]
 
             self.do(work)
