@@ -20,6 +20,8 @@ MOST_AXES = 6
 
 _KERNELS = Kernels("conv_direct")
 _MOST_BLOCKS = 2**20
+_WARP = 32
+_RUN = 8  # products that a thread of a gradient adds up at least, unless a warp has fewer
 
 
 def _geometry(x: Shape, w: Shape, y: Shape, stride: Shape, pad: Shape, dilation: Shape, group: int,
@@ -61,7 +63,10 @@ def direct_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, accum
     """As `conv.conv_backward_weights`. ValueError for more than six spatial axes."""
     ending, geometry = _geometry(x.shape, dw.shape, dy.shape, **window)
     n = _elements(dw, most)
-    _KERNELS.run(dw, "backward_weights" + ending, min(n, _MOST_BLOCKS), THREADS, x, dy, dw, n, x.shape[0], *geometry,
+    images, _, *plane = channels_first(dy.shape, window.get("layout", "NCHW"))
+    warps = -(-images * math.prod(plane) // (_WARP * _RUN))
+    block = min(max(warps, 1) * _WARP, THREADS)
+    _KERNELS.run(dw, "backward_weights" + ending, min(n, _MOST_BLOCKS), block, x, dy, dw, n, x.shape[0], *geometry,
                  accumulate)  # fmt: skip
 
 
