@@ -22,6 +22,7 @@ if sys.dont_write_bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 from cuda_devices import has_gpu
+from cuda_emulation import forget_workspaces
 
 gc.set_threshold(10_000, 20, 50)  # nets, and what numba compiles, are many objects that stay
 
@@ -47,6 +48,12 @@ def pytest_collection_modifyitems(config, items):
     if left and len(left) < len(items):
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown():
+    """Give back what emulated devices hold for a thread: gigabytes in a run, and a fresh page takes longer than a used one."""
+    forget_workspaces()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -35,6 +35,7 @@ AVAILABLE = shutil.which("g++") is not None and os.uname().machine == "x86_64"
 _lock = threading.Lock()
 _libraries = {}
 _stacks = ctypes.c_void_p()  # of the fibers, whose library has the lock
+_made = []
 
 
 def _program(source):
@@ -244,6 +245,7 @@ class EmulatedCuda(SimulatedDevice):
         self.launches, self.captured, self._of_thread = [], [], threading.local()
         self._scratch = range(0)
         self._link = EmulatedLink(self)
+        _made.append(self)
 
     def make_faults(self, settle):
         words = self.fault_words
@@ -349,6 +351,12 @@ class EmulatedCuda(SimulatedDevice):
         finally:
             self._scratch = range(0)
             self.free(address)
+
+
+def forget_workspaces():
+    """Give back what this thread's workspaces hold: cuBLAS's 8 MiB and more, which would live as long as the thread."""
+    while _made:
+        vars(_made.pop().of_thread).clear()
 
 
 def own_registry(tmp_path, monkeypatch, module, model, kind):
