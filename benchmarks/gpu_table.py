@@ -30,6 +30,7 @@ in which the host has queued one of our steps; `Solver.step` also reads the loss
 as calls that the host launches one by one. Memory is the peak after
 warm-up, without the search for algorithms: ours by our statistics, rounded to the driver's chunks in brackets,
 PyTorch's by its allocator. {BESIDE}
+What has a `date` of its own there was measured beside ours in another run than the rest of its row.
 """
 PLANNED = {
     phase: f"""
