@@ -185,6 +185,18 @@ def test_a_choice_is_kept_and_built_again(monkeypatch):
     np.testing.assert_array_equal(fetch(y), first)
 
 
+@pytest.mark.parametrize("mib, searched", [(100, False), (160, True)])
+def test_a_search_keeps_to_what_the_device_may_hold(mib, searched):
+    """And where that is too little for one, the convolution is charged its limit."""
+    device = make_gpu(limit=mib << 20)
+    x, w = (ArraySpec(shape, np.dtype("float32")) for shape in ((32, 64, 56, 56), (64, 64, 3, 3)))
+    key = conv_plans.key_of("weights", device, x, w, (1, 1), (1, 1), (1, 1), 1)
+    room = conv_plans.room_of(key, device)
+    assert (room != (key.most, 2, True)) == searched
+    assert device.statistics.peak_bytes <= mib << 20
+    assert (device.statistics.peak_bytes > 0) == searched
+
+
 def test_deterministic_plans_repeat():
     device = make_gpu(deterministic=True)
     for layer in ("vgg 3x3", "caffenet conv2"):
