@@ -66,7 +66,7 @@ def room_of(key: Key, device: Any) -> Room | None:
         return None if plan is None else Room(plan.workspace, plan.parts)
     if not _known_to_cudnn(key):
         return None
-    choice = algorithms.predict(device.model, key.math, key)
+    choice = _predicted(key, device)
     if choice is None:
         if not device.uncertain:
             _log.warning(
@@ -93,7 +93,7 @@ def plan_ms(key: Key, device: Any) -> float | None:
     if not _known_to_cudnn(key):
         return None
     if device.predicts:
-        choice = algorithms.predict(device.model, key.math, key)
+        choice = _predicted(key, device)
     else:
         if _is_beyond(key, device) or plan_of(key, device) is None:
             return None
@@ -114,7 +114,7 @@ def is_small(key: Key, device: Any) -> bool:
     """Whether our own small kernels compute a convolution, as far as that is known."""
     if not device.predicts:
         return not _is_beyond(key, device) and isinstance(plan_of(key, device), Small)
-    choice = algorithms.predict(device.model, key.math, key)
+    choice = _predicted(key, device)
     return choice is not None and choice.plan.startswith(SMALL)
 
 
@@ -132,6 +132,15 @@ def plan_of(key: Key, device: Any) -> Plan | Small | None:
         find = _with_relu if key.direction == RELU else _find
         plan = cudnn.plans[key] = find(key, device, cudnn) if _known_to_cudnn(key) else None
         return plan
+
+
+def _predicted(key: Key, device: Any) -> Choice | None:
+    """What the files have for a key, or else for what a search would have done with on such a device (`_find`)."""
+    choice = algorithms.predict(device.model, key.math, key)
+    room = room_within(device.most_bytes, key) if choice is None and device.most_bytes is not None else None
+    if room is None or room >= key.most:
+        return choice
+    return algorithms.predict(device.model, key.math, key._replace(room=room))
 
 
 def _is_beyond(key: Key, device: Any) -> bool:

@@ -314,6 +314,9 @@ def test_a_search_does_with_what_the_device_may_hold(gpu):
     assert conv_plans.room_of(key, gpu).nbytes == 10 and gpu.measured == ["small"]
     path = algorithms.folder() / algorithms.file_name(gpu.model, 91900, "fp32")
     assert [*algorithms.read(path)] == [key._replace(room=128 << 20).text]
+    gpu.predicts = True
+    assert conv_plans.room_of(key, gpu).nbytes == 10 and not gpu.uncertain
+    gpu.predicts = False
     gpu.restart()
     gpu.capacity = 32 << 20
     assert conv_plans.room_of(key, gpu) == (key.most, 2, True) and not conv_plans.is_small(key, gpu)
