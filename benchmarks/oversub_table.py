@@ -36,7 +36,8 @@ making anew is faster than (`benchmarks/floor.py`). Bold is the fastest of those
 | --- | --- |{bars}
 """  # noqa: E501
 CURVES = f"""
-Items in a second as the batch doubles, at one limit, where PyTorch's ways end as they take more:
+Items in a second as the batch doubles, at one limit, where PyTorch's ways end as they take more. One without a line
+does so from the first batch on, or was not measured (the JSON tells):
 
 ```{{image}} {PICTURE}
 :alt: Curves of speed over batch size, of ours and of PyTorch's ways, each up to the largest batch within the limit.
