@@ -3,12 +3,13 @@
 import sys
 from pathlib import Path
 
-import pydot
 import pytest
 
 from blobmem import TEST, TRAIN, caffe_pb2, draw
 from blobmem.errors import NetError
 from blobmem.proto.text import read_net
+
+pydot = pytest.importorskip("pydot")
 
 MODELS = Path(__file__).parents[1] / "models"
 # pydot takes seconds to read the text of a large net
