@@ -190,7 +190,7 @@ def test_limits_of_a_need_are_kept_or_the_least_is_granted():
 
 
 def test_the_batches_of_a_curve_double_until_they_do_not_fit(monkeypatch):
-    monkeypatch.setattr("blobmem.net.plan.fitting._Slices.ways", lambda *_: iter(()))  # which take a while to plan
+    monkeypatch.setattr("blobmem.net.plan.divisions.Divisions.ways", lambda *_: iter(()))  # which take a while to plan
     args = oversubscribed(curve=10_000_000, points=9)
     ends = {row["batch"]: row for _, row in oversubscription.rows("lenet:32", "fp32", args)}
     *fitting, last = ends.values()

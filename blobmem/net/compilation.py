@@ -44,12 +44,12 @@ from blobmem.net.plan import (
     with_rooms,
 )
 from blobmem.net.plan.again import Less
-from blobmem.net.plan.fitting import Made
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Reckoned, Times, reckon
 from blobmem.net.plan.updates import apart, gradients_first, spread
 from blobmem.net.plan.uses import moved
+from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, InSlices, NeverWhole, SharingGroup, halves
 from blobmem.net.steps import Done

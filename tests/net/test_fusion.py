@@ -14,7 +14,8 @@ from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.memory import Side
 from blobmem.net import fusion
 from blobmem.net.fusion import groups
-from blobmem.net.plan import fitting
+from blobmem.net.plan.evict import lowest
+from blobmem.net.plan.ways import taken_apart
 from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
 from blobmem.ops.registry import table
 
@@ -255,8 +256,8 @@ def test_what_there_is_no_room_for_at_once_runs_apart():
     net.compiled()
     least, array = [], 3 * 4 * 512 * 512 * 4
     for room in (5 * array, 0):
-        way, _ = fitting._apart(net, room)
-        least.append(fitting.lowest(way.found, way.load) // array)
+        way, _ = taken_apart(net, room)
+        least.append(lowest(way.found, way.load) // array)
     assert least == [4, 3]
 
 

@@ -18,13 +18,15 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
+from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.evict import lingering, loads
-from blobmem.net.plan.fitting import EARLY, GOOD, MANY, Made, fitting, longer, room_of
+from blobmem.net.plan.fitting import EARLY, fitting, room_of
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
 from blobmem.net.plan.state import content_of, whiles_of, with_moved
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.uses import moved
+from blobmem.net.plan.ways import GOOD, MANY, Made
 from blobmem.net.schedule import Unit
 from blobmem.ops.call import Call
 from blobmem.ops.registry import table

@@ -4,7 +4,7 @@ from bisect import bisect, insort
 
 import pytest
 
-from blobmem.net.plan import fitting
+from blobmem.net.plan import ways
 
 
 def _largest_load(lifetimes):
@@ -55,7 +55,7 @@ def check():
 def one_price():
     """Of the plans that are compared where there is no room for all, which take most of the time, one is made."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "PRICES", fitting.PRICES[-1:])
+        patch.setattr(ways, "PRICES", ways.PRICES[-1:])
         yield
 
 

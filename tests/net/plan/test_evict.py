@@ -22,7 +22,7 @@ from blobmem import SimulatedDevice, build_nets
 from blobmem.devices.queues import SimulatedStream
 from blobmem.errors import DeviceError, OutOfDeviceMemory
 from blobmem.net import lanes, steps
-from blobmem.net.plan import arena, fitting, times
+from blobmem.net.plan import arena, fitting, times, ways
 from blobmem.proto.text import read_net
 from blobmem.solvers import updater_for
 from blobmem.solvers.update import Updater
@@ -475,9 +475,9 @@ def test_what_is_cheaper_is_done(monkeypatch):
 @pytest.fixture
 def nothing_anew(monkeypatch):
     """But what always is: a script's changes do not count in what is made anew, nor in what that is made of."""
-    monkeypatch.setattr(fitting, "PRICES", ())
-    monkeypatch.setattr(fitting, "SOME", 0)
-    monkeypatch.setattr(fitting, "_chosen_ways", lambda *_: ())
+    monkeypatch.setattr(ways, "PRICES", ())
+    monkeypatch.setattr(ways, "SOME", 0)
+    monkeypatch.setattr(ways, "_chosen_ways", lambda *_: ())
     limits = least_of_deep, least_of_late
     for limit in limits:
         limit.cache_clear()

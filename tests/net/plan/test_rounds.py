@@ -9,9 +9,9 @@ from blobmem.net.plan import times
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Pass
 from blobmem.net.plan.evict import loads
-from blobmem.net.plan.fitting import _again, _way
 from blobmem.net.plan.rounds import walked
 from blobmem.net.plan.times import Times
+from blobmem.net.plan.ways import again_in, way_with
 
 BLOCKS = 9
 CHAIN = DATA + "".join(
@@ -25,13 +25,13 @@ def built(capacity=None):
 
 
 def way(net, rounds=()):
-    return _way(net, Less((), (), rounds))
+    return way_with(net, Less((), (), rounds))
 
 
 def whole(net, evicts=False):
     plain = way(net)
     found = plain.found if evicts else ()
-    return Pass(_again(net, plain.made), plain.made.places, found, Times(net.device))
+    return Pass(again_in(net, plain.made), plain.made.places, found, Times(net.device))
 
 
 def test_with_room_enough_there_are_none():

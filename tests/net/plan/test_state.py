@@ -19,8 +19,9 @@ from blobmem.memory.parked import Parked
 from blobmem.net import steps
 from blobmem.net.compilation import Compilation
 from blobmem.net.plan import levels, state, times, updates
-from blobmem.net.plan.fitting import Made, longer
+from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.slices import Sliced
+from blobmem.net.plan.ways import Made
 from blobmem.ops.call import call, memories, read_diff, write
 from blobmem.proto.text import read_net, read_solver
 

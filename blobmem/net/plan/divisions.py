@@ -1,0 +1,196 @@
+"""The ways in which a run of layers takes the batch in slices, for a net to do with less memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blobmem.errors import OutOfDeviceMemory
+from blobmem.memory import SyncedMemory
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.layouts import channels_last
+from blobmem.net.plan.again import Less
+from blobmem.net.plan.choice import Choice, Pass
+from blobmem.net.plan.evict import loads_without, lowest
+from blobmem.net.plan.places import draft, drafted
+from blobmem.net.plan.rooms import with_room
+from blobmem.net.plan.slices import Division, Sliced, Slicer
+from blobmem.net.plan.times import Times
+from blobmem.net.plan.ways import Made, Way, again_in, candidates_in, least_loads, usual_ways, way_with
+from blobmem.net.schedule import Unit
+from blobmem.ops.call import memories
+from blobmem.ops.registry import table
+
+if TYPE_CHECKING:
+    from blobmem.net.net import Net
+
+KEPT = 3
+"""How many numbers of slices to keep are tried, the largest that may fit and fewer."""
+
+IDLE = 2
+"""So many numbers of slices that are little better than those before it are the last."""
+
+
+class Divisions:
+    """Ways in which a run of layers next to the fullest moment takes the batch in slices.
+
+    Args:
+        net: whose calls these are.
+        room: bytes that there are.
+        good: so many ms are good enough.
+
+    Attributes:
+        best: the ms of the best that has been found to fit.
+    """
+
+    def __init__(self, net: Net, room: int, good: float) -> None:
+        self._net, self._room, self._good, self.best = net, room, good, math.inf
+
+    def ways(self, given: Sequence[Division]) -> Iterator[Way]:
+        """Those that are `given`; if none is, the fewest slices first, those that are reckoned to fit into the room
+        without scratch, while more take less time, or else the one that needs least."""
+        net = self._net
+        again = again_in(net, way_with(net, Less()).made)
+        usual = min(usual_ways(net, again, {}, bring=False), key=lambda way: lowest(way.found, way.load)).made
+        net._have(usual)
+        if given:
+            yield from chain.from_iterable(self._both(usual, division) for division in given)
+            return
+        slicer, layer, tried = _slicer(net, usual), _fullest(net, usual)[1], list[tuple[int, Sliced]]()
+        before, idle = math.inf, 0
+        for count in slicer.counts(layer):
+            own, fastest = [*slicer.runs(layer, count, lambda found: _fullest(net, usual, found))], self.best
+            tried += own
+            # what lies last need not end where another could begin
+            runs = [each for each in own if each[0] - self._room < ALIGNMENT]
+            if len(runs) > 1:  # the shortest, that which needs least, and one more layer than that
+                least = min(range(1, len(runs)), key=lambda at: runs[at][0])
+                runs = [runs[0], *runs[least : least + 2]]
+            for _, found in runs:
+                yield from self._both(usual, (*found.layers, count))
+            if self.best <= self._good:
+                return
+            reached = min(map(itemgetter(0), own), default=math.inf)
+            idle = idle + 1 if 0.97 * fastest < self.best < math.inf else 0
+            if reached >= before or idle == IDLE:
+                break  # smaller slices are no help
+            before = reached
+        if tried and self.best == math.inf:
+            yield _way_in_slices(net, usual, min(tried, key=itemgetter(0))[1], self._room, 0.0)
+
+    def _both(self, usual: Made, division: Division) -> Iterator[Way]:
+        """The usual calls so divided, and with more made anew of what layers beside these make, where that does."""
+        for made in (usual, self._with_anew(*division[:2])):
+            self._net._have(made)
+            found = _slicer(self._net, made).sliced(*division)
+            if found is None:
+                continue
+            for part in (1.0, 0.5):
+                before = self.best
+                try:
+                    way = _way_in_slices(self._net, made, found, self._room, part)
+                except OutOfDeviceMemory:  # convolutions of so many items have not been timed, and cannot be now
+                    break
+                yield way
+                if self.best < before:
+                    yield from self._with_kept(made, division, found.nbytes, way)
+                    break
+
+    def _with_kept(self, made: Made, division: Division, nbytes: int, way: Way) -> Iterator[Way]:
+        """The calls so divided, which fit as a way, with as many slices kept as fit, too, each of which takes so many
+        bytes."""
+        load = loads_without(way.found, way.load)[_kept_while(way.made)]
+        kept = min(division[2] - 1, int(self._room - load.max(initial=0)) // max(nbytes, 1))
+        for fewer in range(min(kept, KEPT)):
+            before = self.best
+            self._net._have(made)
+            found = _slicer(self._net, made).sliced(*division, kept - fewer)
+            assert found is not None
+            yield _way_in_slices(self._net, made, found, self._room, 1.0)
+            if self.best < before:
+                return
+
+    def _with_anew(self, first: int, last: int) -> Made:
+        """The calls, with what layers other than these make anew where that takes less time than to evict it."""
+        choice, maker = self._choice
+        anew = {memory for memory in choice.anew if not first <= maker[memory] <= last}
+        return way_with(self._net, Less(anew, choice.held), bring=False).made
+
+    @functools.cached_property
+    def _choice(self) -> tuple[Choice, dict[SyncedMemory, int]]:
+        """What is made anew of the whole batch where copies are not welcome, and by which layers."""
+        plain = way_with(self._net, Less(), bring=False)
+        again = again_in(self._net, plain.made)
+        choice = Pass(again, plain.made.places, plain.found, Times(self._net.device)).choose(self._room, 1.0)
+        calls = again.uses.forward
+        return choice, {memory: calls[again.uses.last_write(memory)].layer for memory in choice.anew}
+
+
+def _slicer(net: Net, made: Made) -> Slicer:
+    free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
+    return Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
+
+
+def longer(net: Net, layers: tuple[int, int]) -> list[tuple[int, int]]:
+    """The run of layers that goes on to where less crosses its end, if there is one."""
+    first, last = layers
+    end = _slicer(net, net._made(Less(), 1, bring=False)).longer(last)
+    return [] if end is None else [(first, end)]
+
+
+def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int, part: float) -> Way:
+    """The calls in slices, with those that bring evicted state; convolutions may take such a part of what arrays
+    leave."""
+    made = net._bring(_with_slices(made, sliced))
+    net._have(made)
+    if hasattr(net.device, "workspace_limit"):
+        load, forward = _reckoned(net, made), len(made.forward)
+        most = int(load.max()) + int(part * max(0, room - int(load.max())))
+        calls = with_room([*made.forward, *made.backward], load, most, few=True)
+        made.forward, made.backward = calls[:forward], calls[forward:]
+    made.bound = net._scheduled(made.forward, made.backward, made.passing)
+    made.drawn = draft(net, made.schedules, made.kept)
+    return Way(made, *candidates_in(net, made.forward, made.backward, made.places))
+
+
+def _kept_while(made: Made) -> slice:
+    """The steps from the end of the slices of forward to their beginning in backward."""
+    assert made.sliced is not None
+    first, last = made.sliced.layers
+    units = [*chain(*made.places.units)]
+    inside = [step for step, unit in enumerate(units) if first <= unit.calls[0].layer <= last]
+    turn = len(made.places.units[0])
+    begin = max((step + 1 for step in inside if step < turn), default=turn)
+    return slice(begin, min((step for step in inside if step >= turn), default=begin))
+
+
+def _with_slices(made: Made, sliced: Sliced) -> Made:
+    return dataclasses.replace(
+        made, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, sliced=sliced
+    )
+
+
+def _fullest(net: Net, made: Made, sliced: Sliced | None = None) -> tuple[int, int]:
+    """The most bytes in use, scratch apart, with all evicted that can be, and the layer whose call uses them; with a
+    run of layers in slices, if one is given."""
+    made = net._bring(made if sliced is None else _with_slices(made, sliced), anywhere=True)
+    net._have(made)
+    load = _reckoned(net, made)
+    step = int(load.argmax())
+    return int(load[step]), [*made.forward, *made.backward][step].layer
+
+
+def _reckoned(net: Net, made: Made) -> np.ndarray:
+    """The bytes in use at each call, scratch apart, with all evicted that can be; the calls are taken one by one, none
+    of them bound to the device: that may choose algorithms."""
+    ops, last = table(net.device.family), net._images_last
+    passes = [channels_last(calls) if last else calls for calls in (made.forward, made.backward)]
+    units = [[Unit(at, at + 1, [each], 0, each.op not in ops) for at, each in enumerate(calls)] for calls in passes]
+    return least_loads(net, made.forward, made.backward, drafted(net, units, made.kept))

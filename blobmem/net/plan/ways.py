@@ -1,0 +1,231 @@
+"""The ways that are compared for a net to do with less memory: what its calls make anew, and what may be evicted of the
+rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from blobmem.memory import SyncedMemory
+from blobmem.memory.blob import Blob
+from blobmem.memory.parked import Parked
+from blobmem.net.plan.again import Again, Less
+from blobmem.net.plan.choice import Choice, Pass
+from blobmem.net.plan.evict import Candidate, candidates, loads, loads_without, lowest
+from blobmem.net.plan.places import Draft, draft
+from blobmem.net.plan.recompute import usual as usual_set
+from blobmem.net.plan.rounds import walked
+from blobmem.net.plan.slices import Sliced
+from blobmem.net.plan.times import Times
+from blobmem.net.plan.uses import Remade, Uses
+from blobmem.net.schedule import Schedule
+from blobmem.ops.call import Call, memories
+from blobmem.ops.registry import table
+
+if TYPE_CHECKING:
+    from blobmem.net.net import Net
+
+PRICES = (0.03, 0.1, 0.3, 1.0, 9.0)
+"""What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
+
+FAIR = 0.15
+"""That for a net of `MANY` arrays, of which plans are not compared."""
+
+COMPARED = 2
+"""Of how many plans that are found so, those that may take least time, the calls are made and laid out."""
+
+MANY = 1000
+"""Of a net of so many arrays, or calls, no plans are compared: each takes seconds."""
+
+SOME = 300
+"""Of a net of so many arrays there are no rounds: each walk takes seconds."""
+
+SHARES = (1.0, 0.0, math.inf)
+"""How many times the usual share of a pass may be spent to make arrays anew, and the rest is evicted, if none fits."""
+
+APART = 0.75
+"""What needs more than such a part of the room, with all evicted that can be, does not run as one where it need not."""
+
+NEAR = 0.9
+"""Nor does what needs more than such a part of the most, where that is too much."""
+
+GOOD = 1.15
+"""How many times as long as the usual calls a plan may be reckoned to take for no other kind of it to be tried, nor one
+with rounds."""
+
+
+@dataclasses.dataclass(slots=True)
+class Made:
+    """The calls of a net, and what they became.
+
+    Attributes:
+        forward, backward: the calls.
+        remade: what backward fills by other calls than its layers'.
+        kept: memories that somebody reads after the pass.
+        passing: memories that nobody reads but these calls.
+        bound: the schedules of forward and backward, once they are made.
+        again: what could be made anew.
+        absent: memories that forward does not write, as they are.
+        drawn: their lifetimes, where the net's arrays take turns.
+        homes: of memories that are evicted, where their bytes go.
+        fetched: arrays in which they come back, and in which what is evicted of parameters and the like is used.
+        evicted: bytes that leave the device in a pass, or come back.
+        sliced: how a run of layers takes the batch in slices, if one does.
+        anew: arrays that are made anew for want of room.
+        state: which parameters and the like are evicted for it.
+        ms: how long it is reckoned to take.
+    """
+
+    forward: list[Call]
+    backward: list[Call]
+    remade: list[Remade]
+    kept: list[SyncedMemory]
+    passing: set[SyncedMemory]
+    bound: tuple[Schedule, Schedule] | None = None
+    again: Again | None = None
+    absent: Collection[SyncedMemory] = ()
+    drawn: Draft | None = None
+    homes: Mapping[SyncedMemory, Parked] = dataclasses.field(default_factory=dict)
+    fetched: list[Blob] = dataclasses.field(default_factory=list)
+    evicted: int = 0
+    sliced: Sliced | None = None
+    anew: list[Blob] = dataclasses.field(default_factory=list)
+    state: Sequence[SyncedMemory] = ()
+    ms: float = 0.0
+
+    @property
+    def schedules(self) -> tuple[Schedule, Schedule]:
+        """Of forward and backward, which are made."""
+        assert self.bound is not None
+        return self.bound
+
+    @property
+    def places(self) -> Draft:
+        """The lifetimes, which are known."""
+        assert self.drawn is not None
+        return self.drawn
+
+
+Apart = Mapping[tuple[int, Any], int]
+"""How many calls may run as one from a layer's calls of an op on."""
+
+
+class Way(NamedTuple):
+    """So much made anew, and the rest evicted.
+
+    Attributes:
+        made: the calls, before anything is evicted.
+        found: what may be.
+        load: bytes in use in each step.
+        away: what is evicted first; None if that is open.
+    """
+
+    made: Made
+    found: list[Candidate]
+    load: np.ndarray
+    away: set[SyncedMemory] | None = None
+
+
+def ways(net: Net, room: int, times: Times) -> Iterator[Way | float]:
+    """The ways that are compared, and behind them those that may take less room, which are the same for any room: what
+    an error says would do then does. Before those that are only made for want of others comes how many times as long as
+    without a limit one of these may take for that."""
+    if room > 0:
+        plain, apart = taken_apart(net, APART * room)
+        whole = Pass(again_in(net, plain.made), plain.made.places, plain.found, times)
+        yield from _chosen_ways(net, whole, apart, room)
+        yield GOOD
+        if lowest(plain.found, plain.load) <= room and len(whole.arrays) < SOME:
+            found = walked(whole, room)
+            if found.over <= 0:
+                yield way_with(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
+        yield math.inf
+    plain, apart = taken_apart(net, 0)
+    again = again_in(net, plain.made)
+    for way in usual_ways(net, again, apart):
+        yield way
+        yield math.inf
+    for price in PRICES[-1:]:
+        yield _chosen_way(net, Pass(again, plain.made.places, plain.found, times).choose(0, price), apart)
+
+
+def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way]:
+    """Those by which arrays are chosen that are made anew, once each, with room for them as far as is known: what is
+    reckoned to take least time comes first."""
+    if len(whole.arrays) < MANY:
+        ways = itertools.product(PRICES, (False, True), (0, 1))
+        found = [whole.choose(room, price, sparing, power) for price, sparing, power in ways]
+    else:
+        found = [whole.choose(room, FAIR, True)]
+    found.sort(key=lambda each: (max(0, each.over), each.ms))
+    seen: list[Choice] = []
+    for choice in found:
+        if choice not in seen and len(seen) < COMPARED:
+            seen.append(choice)
+            way = _chosen_way(net, choice, apart)
+            if lowest(way.found, way.load) > room:
+                break  # nor has any other
+            yield way
+
+
+def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
+    return way_with(net, Less(choice.anew, choice.held, (), apart))._replace(away=choice.away)
+
+
+def again_in(net: Net, made: Made) -> Again:
+    """What could be made anew of these calls."""
+    ops, passes = table(net.device.family), (made.forward, made.backward)
+    free, uses = net._free({*memories(chain(*passes))}), Uses(*passes, ops)
+    if made.again is not None:  # updates of parameters wait for all that reads these
+        uses.changed = made.again.uses.changed
+    return Again(uses, free, ops)
+
+
+def usual_ways(net: Net, again: Again, apart: Apart, bring: bool = True) -> Iterator[Way]:
+    """The usual calls, or with more or nothing made anew, in which anything may be evicted."""
+    for share in SHARES:
+        yield way_with(net, Less(usual_set(again.uses, again.free, share), apart=apart), bring)
+
+
+def taken_apart(net: Net, room: float) -> tuple[Way, Apart]:
+    """The calls with nothing made anew, and how many of them may run as one, where with all evicted that can be so much
+    room does not do for more."""
+    apart, best, most = dict[tuple[int, Any], int](), way_with(net, Less()), math.inf
+    way, trial = best, apart
+    while True:
+        least, units = loads_without(way.found, way.load), [*chain(*way.made.places.units)]
+        if least.max(initial=0) >= most:
+            return best, apart  # what is apart since then is no help
+        apart, best, most = trial, way, int(least.max(initial=0))
+        over = [units[step] for step in np.flatnonzero(least > max(room, NEAR * most))]
+        more = {(unit.calls[0].layer, unit.calls[0].op): unit.stop - unit.start - 1 for unit in over}
+        trial = apart | {key: number for key, number in more.items() if number > 0}
+        if trial == apart:
+            return best, apart
+        way = way_with(net, Less(apart=trial))
+
+
+def way_with(net: Net, less: Less, bring: bool = True) -> Way:
+    """The calls by which less is in use; without bringing evicted state if not `bring`."""
+    made = net._made(less, 1, bring)  # the copies have streams enough
+    made.drawn = draft(net, made.schedules, made.kept)
+    return Way(made, *candidates_in(net, made.forward, made.backward, made.places))
+
+
+def candidates_in(
+    net: Net, forward: Sequence[Call], backward: Sequence[Call], drawn: Draft
+) -> tuple[list[Candidate], np.ndarray]:
+    """What may be evicted, and the bytes in use in each step."""
+    free = net._free({*memories((*forward, *backward))})
+    return candidates(forward, backward, drawn, free, table(net.device.family)), loads(drawn)
+
+
+def least_loads(net: Net, forward: Sequence[Call], backward: Sequence[Call], drawn: Draft) -> np.ndarray:
+    """The bytes in use in each step, with all evicted that can be."""
+    return loads_without(*candidates_in(net, forward, backward, drawn))
