@@ -129,6 +129,7 @@ def room_within(nbytes: int, key: Key) -> int | None:
     return None if left < _COLD else 1 << left.bit_length() - 1
 
 
+@functools.lru_cache(4096)
 def _bytes_beside(key: Key) -> int:
     """What a search holds beside the workspace."""
     width = dtypes.of(key.dtype).itemsize
