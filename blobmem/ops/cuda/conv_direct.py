@@ -63,8 +63,8 @@ def direct_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, accum
     """As `conv.conv_backward_weights`. ValueError for more than six spatial axes."""
     ending, geometry = _geometry(x.shape, dw.shape, dy.shape, **window)
     n = _elements(dw, most)
-    images, _, *plane = channels_first(dy.shape, window.get("layout", "NCHW"))
-    warps = -(-images * math.prod(plane) // (_WARP * _RUN))
+    products = dy.size // max(dw.shape[0], 1)  # of each weight
+    warps = -(-products // (_WARP * _RUN))
     block = min(max(warps, 1) * _WARP, THREADS)
     _KERNELS.run(dw, "backward_weights" + ending, min(n, _MOST_BLOCKS), block, x, dy, dw, n, x.shape[0], *geometry,
                  accumulate)  # fmt: skip

@@ -137,10 +137,14 @@ def plan_of(key: Key, device: Any) -> Plan | Small | None:
 def _predicted(key: Key, device: Any) -> Choice | None:
     """What the files have for a key, or else for what a search would have done with on such a device (`_find`)."""
     choice = algorithms.predict(device.model, key.math, key)
-    room = room_within(device.most_bytes, key) if choice is None and device.most_bytes is not None else None
-    if room is None or room >= key.most:
-        return choice
-    return algorithms.predict(device.model, key.math, key._replace(room=room))
+    less = _in_less(key, device) if choice is None else None
+    return choice if less is None else algorithms.predict(device.model, key.math, less)
+
+
+def _in_less(key: Key, device: Any) -> Key | None:
+    """The key of a search that does with what the device may hold, where that has less workspace than the usual one."""
+    room = None if device.most_bytes is None else room_within(device.most_bytes, key)
+    return None if room is None or room >= key.most else key._replace(room=room)
 
 
 def _is_beyond(key: Key, device: Any) -> bool:
@@ -148,10 +152,7 @@ def _is_beyond(key: Key, device: Any) -> bool:
     if device.most_bytes is None or room_within(device.most_bytes, key) is not None or not _known_to_cudnn(key):
         return False
     cudnn: Cudnn | None = device.library("cudnn", Cudnn)
-    if cudnn is None:
-        return False
-    key = key._replace(direction="forward+bias") if key.direction == RELU else key
-    return algorithms.registry(device.model, cudnn.version, key.math).find(key) is None
+    return cudnn is not None and algorithms.registry(device.model, cudnn.version, key.math).find(key) is None
 
 
 def _known_to_cudnn(key: Key) -> bool:
@@ -168,11 +169,10 @@ def _find(key: Key, device: Any, cudnn: Cudnn) -> Plan | Small | None:
     try:
         choice = registry.find(key) or _search(registry, key, device, cudnn)
     except OutOfDeviceMemory as error:
-        most = device.most_bytes
-        room = None if most is None or error.requested <= most else room_within(most, key)
-        if room is None or room >= key.most:
+        less = _in_less(key, device)
+        if less is None or error.requested <= device.most_bytes:  # there may be room another time
             raise
-        return _find(key._replace(room=room), device, cudnn)
+        return _find(less, device, cudnn)
     for again in (True, False):
         if choice.plan == DIRECT:
             return None

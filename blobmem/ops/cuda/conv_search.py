@@ -122,6 +122,12 @@ def _shapes(key: Key) -> list[tuple[int, ...]]:
     return shapes + ([key.w] if key.direction == "weights" else shapes[2:3] if SUM in key.direction else [])
 
 
+def _sizes(key: Key) -> list[int]:
+    """Their bytes, each up to where the next one may begin."""
+    width = dtypes.of(key.dtype).itemsize
+    return [aligned(math.prod(shape) * width) for shape in _shapes(key)]
+
+
 def room_within(nbytes: int, key: Key) -> int | None:
     """The workspace, a power of two, that plans may take for a search to do with so many bytes of device memory; None
     if these do not do for any."""
@@ -132,8 +138,7 @@ def room_within(nbytes: int, key: Key) -> int | None:
 @functools.lru_cache(4096)
 def _bytes_beside(key: Key) -> int:
     """What a search holds beside the workspace."""
-    width = dtypes.of(key.dtype).itemsize
-    return sum(aligned(math.prod(shape) * width) for shape in _shapes(key)) + _places(key)[-1]
+    return sum(_sizes(key)) + _places(key)[-1]
 
 
 class Search:
@@ -170,8 +175,7 @@ class Search:
         """The plans, each ready to run while the next has not been asked for."""
         key, listed = self.key, self._listed
         most = max([*(built.workspace for built in listed), *(plan.workspace for plan in self._small)], default=0)
-        dtype, shapes = dtypes.of(key.dtype), _shapes(key)
-        sizes = [aligned(math.prod(shape) * dtype.itemsize) for shape in shapes]
+        dtype, shapes, sizes = dtypes.of(key.dtype), _shapes(key), _sizes(key)
         cold = max(aligned(most), _COLD)
         with self.device.scratch(_bytes_beside(key) + cold) as address:
             starts = [address + sum(sizes[:i]) for i in range(len(sizes) + 1)]
