@@ -35,8 +35,7 @@ class Ours:
         memory: str = "keep", captured: bool = True,
     ) -> None:  # fmt: skip
         begin = time.perf_counter()
-        self.device = device_of(word, math)
-        self.device.graphs = self.device.graphs and captured
+        self.device = device_of(word, math, captured)
         given = {"device": self.device, "dtype": inputs.dtype_of(math), "memory": memory}
         self._synchronize = waiting(self.device)
         self.solver: Any = None
@@ -94,10 +93,13 @@ class Ours:
         gc.collect()
 
 
-def device_of(word: str, math: str) -> devices.Device:
-    """A device of its own, so that its statistics are; where the math is a dtype of halves one of fp32."""
+def device_of(word: str, math: str, captured: bool = True) -> devices.Device:
+    """A device of its own, so that its statistics are; where the math is a dtype of halves one of fp32. Unless
+    `captured` it has no CUDA graphs."""
     math = "fp32" if math in dtypes.HALVES else math
-    return devices.get(word, math=math) if word.startswith("cuda") else devices.get(word)
+    device = devices.get(word, math=math) if word.startswith("cuda") else devices.get(word)
+    device.graphs = device.graphs and captured
+    return device
 
 
 def waiting(device: devices.Device) -> Callable[[], Any]:

@@ -33,8 +33,7 @@ class Side:
     """A solver on a device of its own."""
 
     def __init__(self, param: Any, captured: bool, streams: int, args: argparse.Namespace, deadline: Deadline) -> None:
-        self.device = device_of(args.device, args.math)
-        self.device.graphs = self.device.graphs and captured
+        self.device = device_of(args.device, args.math, captured)
         options = {"dtype": inputs.dtype_of(args.math), "memory": args.memory, "backward_streams": streams}
         solver = inputs.solver_of(param, device=self.device, **options)
         inputs.fill(solver.net, CLASSES)
