@@ -130,6 +130,8 @@ class Pass:
         held: of arrays of which others can be made, and which backward does not need, about the square root of their
             number: bytes of each, and the first step that does not need it. They are there as long as others are made
             of them, so that not all of these are made at once.
+        bit: of each of the arrays and of what is held, a bit of its own.
+        looks: of each call of forward, the bits of what matters to how it is made to run again, its own among them.
     """
 
     def __init__(self, again: Again, drawn: Draft, found: Iterable[Candidate], times: Times) -> None:
@@ -165,6 +167,8 @@ class Pass:
         self.ready = self.begins[gone] - self.copy
         self.leaving = np.argsort(self.ready, kind="stable")
         self.inputs = [self._inputs(at) for at in range(len(forward))]
+        self.bit = {memory: 1 << at for at, memory in enumerate([*self.arrays, *self.held])}
+        self.looks = [self._looks(at) for at in range(len(forward))]
 
     def _written(self, at: int) -> list[tuple[SyncedMemory, int, bool]]:
         each = self.again.uses.forward[at]
@@ -206,6 +210,20 @@ class Pass:
             other = None if same is None else same.memory
             result.append(_Input(source, made, again.kept(source, at, ()), other, known))
         return result
+
+    def _looks(self, at: int) -> int:
+        near = {memory for memory, *_ in self.writes[at]} | {*self.reads[at]}
+        near.update(each.same for each in self.inputs[at] if each.same is not None)
+        result = 0
+        for memory in near:
+            result |= self.bit.get(memory, 0)
+        for other in self.members[self.unit[at]]:
+            result |= self.bit_of(other)
+        return result
+
+    def bit_of(self, at: int) -> int:
+        """The bit of a call of forward."""
+        return 1 << len(self.arrays) + len(self.held) + at
 
     def chain(self, memory: SyncedMemory, wanted: set[SyncedMemory]) -> Made:
         """The calls that make it anew, where that is `wanted`; and the arrays that they need, or make by the way."""
@@ -265,6 +283,7 @@ class _Trial:
         again: milliseconds that calls which run again take more.
         before, after: of what is made otherwise, the calls, and the arrays that they need.
         need, until: of what is needed from another step on, or up to another one, that step.
+        looks: the bits (`Pass`) of what mattered to what it changes, where that is kept.
     """
 
     memory: SyncedMemory
@@ -277,6 +296,23 @@ class _Trial:
     after: dict[SyncedMemory, Made] = dataclasses.field(default_factory=dict)
     need: list[tuple[SyncedMemory, int]] = dataclasses.field(default_factory=list)
     until: list[tuple[SyncedMemory, int]] = dataclasses.field(default_factory=list)
+    looks: int = 0
+
+
+class _Known(NamedTuple):
+    """What is known of doing without an array in another way, from when that was tried.
+
+    Attributes:
+        changes: of loads.
+        ms: that calls which run again take more.
+        copies: whether copies are others then, too, which take other times by now.
+        looks: the bits (`Pass`) of what that depends on.
+    """
+
+    changes: list[Change]
+    ms: float
+    copies: bool
+    looks: int
 
 
 class _State:
@@ -302,6 +338,7 @@ class _State:
         self._copying: float | None = None  # milliseconds, once found
         self._coming: np.ndarray | None = None  # arrays in the order in which they are needed, once found
         self._trial: _Trial
+        self._known: dict[tuple[SyncedMemory, str], _Known] = {}  # of ways that were tried, while it holds
 
     def spared(self, room: int) -> Choice:
         """What is done without, but for what there is room for after all."""
@@ -319,6 +356,10 @@ class _State:
             return copy * {AWAY: self._price, BACK: 1, LATE: 2}[self.way[memory]]
         return sum(self.whole.cost[at] for at in self._made[memory][0])
 
+    def known(self, memory: SyncedMemory, way: str) -> _Known | None:
+        """What is known of doing without it in that way, or of keeping it."""
+        return self._known.get((memory, way))
+
     def turn(self, memory: SyncedMemory, way: str) -> list[Change]:
         """Try to do without it in that way, or to keep it: what that changes of loads. `settle` or `back` follows."""
         was, size = self.way.get(memory, KEPT), self.whole.arrays[memory].size
@@ -334,6 +375,8 @@ class _State:
             self._move(trial, changes)
         if way is not KEPT:
             changes.append((*self._while(memory), -size))
+        if ANEW in (was, way):
+            self._known[memory, way] = _Known(changes, trial.again, trial.copies is not None, self._looks(trial))
         return changes
 
     def ms(self) -> float:
@@ -345,6 +388,32 @@ class _State:
         """Leave it so."""
         for start, stop, more in changes:
             self.load[start:stop] += more
+        changed = self._changed(self._trial)
+        self._known = {key: each for key, each in self._known.items() if not each.looks & changed}
+
+    def _looks(self, trial: _Trial) -> int:
+        """The bits of what mattered to what a trial changes."""
+        whole = self.whole
+        looks = trial.looks | whole.bit[trial.memory] | whole.bit_of(whole.maker[trial.memory])
+        for memory, (runs, _) in chain(trial.before.items(), trial.after.items()):
+            looks |= whole.bit[memory]
+            for at in runs:
+                looks |= whole.looks[at]
+        return looks
+
+    def _changed(self, trial: _Trial) -> int:
+        """The bits of what a trial has changed."""
+        whole = self.whole
+        changed = whole.bit[trial.memory]
+        for memory, (runs, needs) in chain(trial.before.items(), trial.after.items()):
+            changed |= whole.bit[memory]
+            for other in needs:
+                changed |= whole.bit[other]
+            for at in runs:
+                changed |= whole.bit_of(at)
+        for memory, _ in chain(trial.need, trial.until):
+            changed |= whole.bit[memory]
+        return changed
 
     def back(self) -> None:
         """Leave it as it was before it was tried."""
@@ -431,8 +500,12 @@ class _State:
     def _move(self, trial: _Trial, changes: list[Change]) -> None:
         """Find anew before which step these are needed, and then those that they are made of."""
         moved = {other for _, needs in chain(trial.before.values(), trial.after.values()) for other in needs}
+        bit = self.whole.bit
         while moved:
             memory = moved.pop()
+            trial.looks |= bit[memory]
+            for user in self._users[memory]:
+                trial.looks |= bit[user]
             if memory in self.whole.held:
                 size, start = self.whole.held[memory]
                 was = self._until.get(memory, start)
@@ -515,17 +588,23 @@ def _reduce(state: _State, over: np.ndarray, ways: Sequence[str]) -> bool:
         was = state.way.get(memory, KEPT)
         if was is way:
             continue
-        changes = state.turn(memory, way)
+        known = state.known(memory, way)
+        changes = state.turn(memory, way) if known is None else known.changes
         there, trial = _together(changes, over)
         gain = float(np.maximum(over[there], 0).sum() - np.maximum(trial, 0).sum())
         if gain > 0:
-            worth = gain / max(state.ms(), 1e-3)
+            if known is not None and known.copies:
+                known, _ = None, state.turn(memory, way)
+            worth = gain / max(state.ms() if known is None else known.ms, 1e-3)
             if not waiting or worth >= -ABOUT * waiting[0][0]:
+                if known is not None:
+                    state.turn(memory, way)
                 found, over[there] = True, trial
                 state.settle(changes)
                 continue
             heapq.heappush(waiting, (-worth, at))  # others may be worth more by now
-        state.back()
+        if known is None:
+            state.back()
     return found
 
 
