@@ -10,7 +10,7 @@ import enum
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from blobmem.devices.base import Stream
 from blobmem.memory.travels import travelled
@@ -57,7 +57,16 @@ class State(enum.Enum):
     NEWER = enum.auto()  # the array here
 
 
-def extent(view: View, intent: Intent) -> int:
+class _Bytes(Protocol):
+    """A view, or what has its place."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+def extent(view: _Bytes, intent: Intent) -> int:
     """How many bytes of its array a view may take: what is read alone lies at its start."""
     return view.nbytes if intent is Intent.READ else view.offset + view.nbytes
 

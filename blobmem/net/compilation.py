@@ -355,7 +355,7 @@ class Compilation:
         self, forward: Sequence[Call], backward: Sequence[Call], passing: set[SyncedMemory]
     ) -> tuple[Sequence[int], Sequence[int]]:
         """The positions of each of the two at which calls may be put in; `passing` as `_scheduled` has it."""
-        read_again, last = {view.memory for each in backward for view in each.reads}, bool(self._images_last)
+        read_again, last = {memory for each in backward for memory in each.read_memories()}, bool(self._images_last)
         return (
             joints(forward, self.device, last, passing - read_again),
             joints(backward, self.device, last, passing),
@@ -388,7 +388,7 @@ class Compilation:
         self, forward: list[Call], backward: list[Call], passing: set[SyncedMemory], streams: int = 1
     ) -> tuple[Schedule, Schedule]:
         """The schedules of these calls; `passing` are memories that nobody reads but they."""
-        read_again = {view.memory for each in backward for view in each.reads}
+        read_again = {memory for each in backward for memory in each.read_memories()}
         last = bool(self._images_last)
         return (
             Schedule(forward, self.device, False, self._done[0], last, passing - read_again),

@@ -88,7 +88,7 @@ class _Seen:
 
     def __init__(self, calls: Sequence[Call], params: Container[SyncedMemory], free: Container[SyncedMemory]) -> None:
         self._params, self._free = params, free
-        self._written = {view.memory for each in calls for view in each.writes}
+        self._written = {memory for each in calls for memory in each.written_memories()}
         self._users: dict[SyncedMemory, list[int]] = {}
         for at, each in enumerate(calls):
             for memory in dict.fromkeys(memories([each])):
@@ -217,6 +217,6 @@ class Follower:
     def _state(each: Call) -> list[Any]:
         """Where the call's operands are, and when what it reads was written last, for all that is known."""
         return [
-            (operand.memory, operand.view.offset, operand.memory.epoch if operand.intent is Intent.READ else 0)
+            (operand.memory, operand.offset, operand.memory.epoch if operand.intent is Intent.READ else 0)
             for operand in each.present()
         ]

@@ -38,7 +38,7 @@ def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[Syn
     `passing` are memories that nobody reads but these calls. What is in one need not be written if its last reader is
     among the calls that are replaced.
     """
-    last = {view.memory: at for at, each in enumerate(calls) for view in each.reads if view.memory in passing}
+    last = {memory: at for at, each in enumerate(calls) for memory in each.read_memories() if memory in passing}
     found: dict[int, Group] = {}
     at = 0
     while at < len(calls):
@@ -49,7 +49,7 @@ def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[Syn
                 group is not None
                 and group.call.op in ops
                 and group.stop - at <= (calls[at].together or len(calls))
-                and all(last.get(each.view.memory, group.stop) < group.stop for each in group.skipped)
+                and all(last.get(each.memory, group.stop) < group.stop for each in group.skipped)
             ):
                 group.call.stream = min(each.stream for each in calls[at : group.stop])
                 found[at] = group
@@ -76,7 +76,7 @@ def share_kept(nodes: Iterable[Node]) -> None:
 
 
 def _place(operand: Operand | None) -> Any:
-    return None if operand is None else (operand.view.memory, operand.view.offset)
+    return None if operand is None else (operand.memory, operand.offset)
 
 
 def _same(*operands: Operand | None) -> bool:

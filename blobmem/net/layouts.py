@@ -6,7 +6,6 @@ alike, finds the usual order, which is made when it is asked for.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -102,7 +101,7 @@ def channels_last(calls: Sequence[Call]) -> list[Call]:
     """The calls, those on images rewritten."""
     makers = [_rewriting(call) for call in calls]
     given = (operand for call in calls for operand in call.present() if operand.form is not None)
-    chosen: set[Place] = {(operand.view.memory, operand.view.offset) for operand in given}
+    chosen: set[Place] = {(operand.memory, operand.offset) for operand in given}
     waiting = {id(call): _places(call) for call, make in zip(calls, makers, strict=True) if make is not None}
     for call in calls:
         if call.op in _SEEDS:
@@ -132,12 +131,11 @@ def _turning(old: Call, new: Call, users: Mapping[Place, list[Call]]) -> Call:
     if old.op not in _OVER_IMAGES:
         return new
     x = old.operand(0)
-    place = (x.view.memory, x.view.offset)
+    place = (x.memory, x.offset)
     over = all(each.op in _OVER_IMAGES and _places(each).index(place) == 0 for each in users[place])
     if not over or x.op_shape[1] >= 16 // x.blob.dtype.itemsize or new.operand(0).form is None:
         return new
-    operands = (x, *new.operands[1:])
-    return dataclasses.replace(new, operands=operands, attributes={**new.attributes, "layout": "NCHW to NHWC"})
+    return new.over((x, *new.operands[1:]), {**new.attributes, "layout": "NCHW to NHWC"})
 
 
 _OVER_IMAGES = frozenset({"conv_forward", "conv_backward_weights"})
@@ -157,8 +155,8 @@ def _positions(call: Call) -> Iterable[int]:
 
 
 def _places(call: Call) -> list[Place]:
-    views = [call.operand(at).view for at in _positions(call)]
-    return [(view.memory, view.offset) for view in views]
+    found = (call.operands[at] for at in _positions(call))
+    return [(each.memory, each.offset) for each in found if each is not None]
 
 
 def _rewriting(call: Call) -> Callable[[], Call] | None:
@@ -205,8 +203,10 @@ def _with(call: Call, forms: dict[int, Any], shaped: Callable[[Shape], Shape], *
         images, channels, positions = shape[0], shape[1], shape[2] * shape[3]
         # of one channel, or one position, the two orders are the same
         form = (images, channels, positions, operand.blob.dtype) if channels > 1 and positions > 1 else None
-        operands[at] = dataclasses.replace(operand, shape=shaped(shape), form=form)
-    return dataclasses.replace(call, operands=tuple(operands), attributes={**call.attributes, **attributes})
+        operands[at] = Operand(
+            operand.blob, operand.diff, operand.intent, shaped(shape), operand.accumulate, form, operand.part
+        )
+    return call.over(tuple(operands), {**call.attributes, **attributes})
 
 
 def reordered_of(memory: SyncedMemory) -> Reordered:

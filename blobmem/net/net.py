@@ -453,7 +453,7 @@ class Net(Access, Placement, Compilation):
         if calls:
             schedule = Schedule(calls, self.device)
             secure(schedule.needs())
-            self.group.claim(self.identity, (view.memory for each in calls for view in each.writes))
+            self.group.claim(self.identity, (memory for each in calls for memory in each.written_memories()))
             schedule.run()
 
     def _run_part(self, first: int, last: int) -> None:

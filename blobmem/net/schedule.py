@@ -119,8 +119,8 @@ class Schedule:
         }
         given, written = set[SyncedMemory](), set[SyncedMemory]()
         for call in (*self._before, *self._calls) if self.images_last else ():
-            given.update(view.memory for view in call.reads if view.memory not in written)
-            written.update(view.memory for view in call.writes)
+            given.update(memory for memory in call.read_memories() if memory not in written)
+            written.update(call.written_memories())
         for bound in (bound for step in (*steps, *(step for _, step in fused.values())) for bound in step.order):
             if isinstance(bound, BoundLast):
                 bound.is_given = bound.operand.memory in given
@@ -207,7 +207,7 @@ class Schedule:
     def skipped(self, start: int, stop: int) -> set[SyncedMemory]:
         """The memories that these calls would write, were some of them not fused."""
         whole = (operands for at, operands in self._skipped.items() if start <= at and self._fused[at][0] <= stop)
-        return {operand.view.memory for operands in whole for operand in operands}
+        return {operand.memory for operands in whole for operand in operands}
 
     def pieces(self, start: int, stop: int | None) -> list[Step | Captured | Lanes]:
         """What runs for these calls: graphs, and what is queued by itself."""
@@ -375,15 +375,14 @@ def first_uses(calls: Iterable[Call]) -> dict[SyncedMemory, bool]:
     for call in calls:
         operands = sorted(call.present(), key=lambda operand: operand.intent is Intent.OVERWRITE)
         for operand in operands:
-            view = operand.view
-            stop = view.offset + view.nbytes
+            memory, stop = operand.memory, operand.offset + operand.nbytes
             whole = operand.intent is Intent.OVERWRITE and not call.once
-            if view.memory not in replaced:
-                replaced[view.memory] = whole
-                extent[view.memory] = stop
-            elif stop > extent[view.memory]:
-                extent[view.memory] = stop
-                replaced[view.memory] = replaced[view.memory] and whole
+            if memory not in replaced:
+                replaced[memory] = whole
+                extent[memory] = stop
+            elif stop > extent[memory]:
+                extent[memory] = stop
+                replaced[memory] = replaced[memory] and whole
     return replaced
 
 

@@ -49,6 +49,18 @@ class Operand:
         return view.memory.view(view.offset + index * nbytes, nbytes)
 
     @property
+    def offset(self) -> int:
+        """The view's: of a part, without making one."""
+        view = self.blob.diff_view if self.diff else self.blob.data_view
+        return view.offset if self.part is None else view.offset + self.part[0] * (view.nbytes // self.part[1])
+
+    @property
+    def nbytes(self) -> int:
+        """The view's: of a part, without making one."""
+        nbytes = (self.blob.diff_view if self.diff else self.blob.data_view).nbytes
+        return nbytes if self.part is None else nbytes // self.part[1]
+
+    @property
     def memory(self) -> SyncedMemory:
         """The view's, also if the blob has got another shape, whose parts would be no views."""
         return (self.blob.diff_view if self.diff else self.blob.data_view).memory
@@ -143,6 +155,20 @@ class Call:
         """The operands that are not absent."""
         return (operand for operand in self.operands if operand is not None)
 
+    def over(self, operands: tuple[Operand | None, ...], attributes: dict[str, Any] | None = None) -> Call:
+        """The same call of other operands, and of other attributes if any are given."""
+        if attributes is None:
+            attributes = self.attributes
+        return Call(self.op, operands, attributes, self.once, self.layer, self.layer_name, self.stream, self.together)
+
+    def read_memories(self) -> list[SyncedMemory]:
+        """What the views lie in whose old bytes the call uses."""
+        return [each.memory for each in self.operands if each is not None and each.intent is not Intent.OVERWRITE]
+
+    def written_memories(self) -> list[SyncedMemory]:
+        """What the views lie in that the call changes."""
+        return [each.memory for each in self.operands if each is not None and each.intent is not Intent.READ]
+
     @property
     def reads(self) -> list[View]:
         """Views whose old bytes the call uses."""
@@ -174,7 +200,7 @@ def redirected(each: Call, arrays: Mapping[SyncedMemory, Blob]) -> Call:
         placed(operand, arrays[operand.memory]) if operand is not None and operand.memory in arrays else operand
         for operand in each.operands
     )
-    return replace(each, operands=tuple(operands))
+    return each.over(tuple(operands))
 
 
 def like(other: Call, made: Call) -> Call:

@@ -173,7 +173,7 @@ class Pass:
     def _written(self, at: int) -> list[tuple[SyncedMemory, int, bool]]:
         each = self.again.uses.forward[at]
         return [
-            (operand.memory, operand.view.nbytes, OPTIONAL.get(str(each.op)) == place)
+            (operand.memory, operand.nbytes, OPTIONAL.get(str(each.op)) == place)
             for place, operand in enumerate(each.operands)
             if operand is not None and operand.intent is Intent.OVERWRITE
         ]

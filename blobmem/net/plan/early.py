@@ -42,8 +42,8 @@ def update_early(backward: Sequence[Call], updates: Sequence[Call], joints: Sequ
     places: dict[SyncedMemory, set[tuple[int, int]]] = defaultdict(set)
     for at, each in enumerate(backward):
         for operand in each.present():
-            uses[operand.view.memory].append(at)
-            places[operand.view.memory].add((operand.view.offset, operand.view.nbytes))
+            uses[operand.memory].append(at)
+            places[operand.memory].add((operand.offset, operand.nbytes))
     used = [{*memories([update])} for update in updates]
     users = Counter(chain.from_iterable(used))
     end = len(backward)
@@ -64,7 +64,7 @@ def update_early(backward: Sequence[Call], updates: Sequence[Call], joints: Sequ
     calls: list[Call] = []
     for start, stop in pairwise([*joints, end]):
         calls += _beginning(backward[start:stop], start, first)
-    begun = {operand.view.memory for each in calls for operand in each.present() if begins_sum(operand)}
+    begun = {operand.memory for each in calls for operand in each.present() if begins_sum(operand)}
     for begins, gradient in filled:
         if gradient.view.memory not in begun:
             zeros = call("fill", overwrite_diff(gradient.blob), value=0.0)
@@ -91,7 +91,7 @@ def _beginning(run: Sequence[Call], start: int, first: Mapping[SyncedMemory, int
     before. One keyword says so of all of them."""
     for at, each in enumerate(run, start):
         used = Counter(memories([each]))
-        sums = [operand.view.memory for operand in each.present() if operand.accumulate]
+        sums = [operand.memory for operand in each.present() if operand.accumulate]
         if any(first.get(memory) != at or used[memory] > 1 for memory in sums):
             return run
     return map(_overwriting, run)

@@ -212,8 +212,8 @@ def lingering(drawn: Draft, times: Times, room: int) -> Draft:
             continue
         stop = turn if at < turn else len(steps)
         operand = step.calls[-1].operand(0)
-        size = round_up(operand.view.nbytes, ALIGNMENT)
-        done = max(done, float(begins[at])) + times.copy_ms(operand.view.nbytes)
+        size = round_up(operand.nbytes, ALIGNMENT)
+        done = max(done, float(begins[at])) + times.copy_ms(operand.nbytes)
         until[at] = last[Use.place(operand)]
         while until[at] + 1 < stop and begins[until[at] + 1] < done and load[until[at] + 1] + size <= room:
             until[at] += 1
@@ -289,4 +289,4 @@ def _redirected(reader: Call, before: Call, memory: SyncedMemory, array: Blob) -
         placed(operand, array) if operand is not None and was is not None and was.memory is memory else operand
         for operand, was in zip(reader.operands, before.operands, strict=True)
     )
-    return dataclasses.replace(reader, operands=tuple(operands))
+    return reader.over(tuple(operands))

@@ -124,7 +124,7 @@ def _may_lie(new: Operand, old: Operand, call: Call) -> bool:
     """Whether what `new` is may lie where `old` is while a call runs."""
     if new.memory is old.memory or new.blob.dtype != old.blob.dtype or new.form != old.form:
         return False
-    if new.view.nbytes != old.view.nbytes:
+    if new.nbytes != old.nbytes:
         return False
     olds, news = _positions(call, old), _positions(call, new)
     if not olds or not news:

@@ -137,8 +137,8 @@ class Use:
         self._written = Extents()
 
     def add(self, operand: Operand, index: int, once: bool) -> None:
-        view = operand.view
-        start, stop = view.offset, view.offset + view.nbytes
+        start = operand.offset
+        stop = start + operand.nbytes
         self.last = index
         if stop <= self._begun:
             pass
@@ -149,7 +149,7 @@ class Use:
             self._begun = stop if start <= self._begun else self._begun
         self.pinned |= once and operand.intent is not Intent.READ
         # what is channels last lies in an array of its own; the truth may go to and fro between the two
-        place, end = self.place(operand), stop if operand.form is None else extent(view, operand.intent)
+        place, end = self.place(operand), stop if operand.form is None else extent(operand, operand.intent)
         self.places[place] = max(self.places.get(place, 0), end)
 
     @staticmethod
@@ -160,8 +160,7 @@ class Use:
 
     def is_all(self, operand: Operand) -> bool:
         """Whether the operand is all that the pass uses of its place."""
-        view = operand.view
-        return view.offset == 0 and view.nbytes == self.places[self.place(operand)]
+        return operand.offset == 0 and operand.nbytes == self.places[self.place(operand)]
 
     def lifetimes(self) -> Iterable[Lifetime]:
         return (Lifetime(place, nbytes, self.first, self.until) for place, nbytes in self.places.items())

@@ -122,9 +122,9 @@ def turned_of(rewritten: Sequence[Call]) -> dict[SyncedMemory, int]:
     Of such an array each part takes a copy of its own: the schedule's would have one part's at a time, and be made when
     a call is prepared, which for calls of a graph is before any of them runs.
     """
-    written = {view.memory for each in rewritten for view in each.writes}
+    written = {memory for each in rewritten for memory in each.written_memories()}
     last = (operand for each in rewritten for operand in each.present() if operand.form is not None)
-    return {operand.memory: operand.view.nbytes for operand in last if operand.memory not in written}
+    return {operand.memory: operand.nbytes for operand in last if operand.memory not in written}
 
 
 def _in_both_orders(rewritten: Sequence[Call]) -> set[SyncedMemory]:
@@ -157,7 +157,7 @@ def _stretch(calls: Sequence[Call], ops: Container[Any]) -> _Stretch | None:
             place = (each.view.offset, each.view.nbytes)
             if not is_of(each, items) or places.setdefault(each.view.memory, place) != place:
                 return _Stretch(begin, end, items)
-        written |= {view.memory for view in calls[end].writes}
+        written |= {*calls[end].written_memories()}
         read_whole |= {each.view.memory for each in calls[end].present() if each not in mine}
         if written & read_whole:
             break
@@ -259,10 +259,10 @@ def _ends(calls: Sequence[Call], begin: int, limit: int) -> Iterator[int]:
     """Where parts can end: between layers, and not before one that goes on in place, which might run as one."""
     written = set[SyncedMemory]()
     for end in range(begin + 1, limit + 1):
-        written |= {view.memory for view in calls[end - 1].writes}
+        written |= {*calls[end - 1].written_memories()}
         following = calls[end] if end < len(calls) else None
         if following is None or (
-            following.layer != calls[end - 1].layer and written.isdisjoint(view.memory for view in following.writes)
+            following.layer != calls[end - 1].layer and written.isdisjoint(following.written_memories())
         ):
             yield end
 
@@ -286,7 +286,7 @@ def _copies_and_misfits(
     copied: dict[SyncedMemory, tuple[int, int, int]] = {}
     for at in range(begin, limit):
         for operand in by_item(calls[at]):
-            memory, nbytes = operand.view.memory, operand.view.nbytes
+            memory, nbytes = operand.memory, operand.nbytes
             if nbytes % (ALIGNMENT * count) == 0 and memory not in turned:
                 continue
             if operand.intent is not Intent.READ and memory not in written:
@@ -384,23 +384,24 @@ class Divider:
             operand = operands[at]
             if operand is None:
                 continue
-            memory = operand.view.memory
+            memory = operand.memory
             if memory in self.absent and (memory in self._made or operand.intent is not Intent.READ):
                 operands[at] = self.on_piece(operand)
                 made.add(memory)
             elif memory not in self._turned and (
-                memory in self._written or operand.view.nbytes % (ALIGNMENT * self.count) == 0
+                memory in self._written or operand.nbytes % (ALIGNMENT * self.count) == 0
             ):
-                operands[at] = dataclasses.replace(
-                    operand, part=(self._index, self.count), shape=self._shape(operand.shape)
-                )
+                operands[at] = Operand(
+                    operand.blob, operand.diff, operand.intent, self._shape(operand.shape), operand.accumulate,
+                    operand.form, (self._index, self.count),
+                )  # fmt: skip
             else:
                 operands[at] = piece = self.on_piece(operand)
                 if memory not in self._copied:
                     self._copied.add(memory)
                     copies.append(self._copy(each, operand, piece.blob))
         self._made |= made
-        return [*copies, dataclasses.replace(each, operands=tuple(operands))]
+        return [*copies, each.over(tuple(operands))]
 
     def _copy(self, reader: Call, whole: Operand, piece: Blob) -> Call:
         source = dataclasses.replace(whole, intent=Intent.READ, shape=None)
@@ -408,7 +409,7 @@ class Divider:
 
     def on_piece(self, operand: Operand) -> Operand:
         """The operand, of an array of this part alone."""
-        whole, memory = operand.blob, operand.view.memory
+        whole, memory = operand.blob, operand.memory
         shape = self._shape(whole.shape)
         assert shape is not None
         piece = self._of.get((memory, shape))
@@ -417,7 +418,9 @@ class Divider:
             piece = self._of[memory, shape] = Blob(shape, dtype=whole.dtype, device=whole.device, name=name)
             piece.share_data(self._first.setdefault(memory, piece))
             self.pieces.append(piece)
-        return dataclasses.replace(operand, blob=piece, diff=False, shape=self._shape(operand.shape))
+        return Operand(
+            piece, False, operand.intent, self._shape(operand.shape), operand.accumulate, operand.form, operand.part
+        )
 
     def _shape(self, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         return None if shape is None else (shape[0] // self.count, *shape[1:])

@@ -51,7 +51,7 @@ class _Recipe:
         """The memories that are read to make it, with how many bytes of them: not those that are only made for it."""
         own, read = self.top.view.memory, {} if self.kept is None else {self.kept.view.memory: self.kept.view.nbytes}
         for operand in (operand for step in self.steps for operand in _inputs(step)):
-            memory, view = operand.view.memory, operand.view
+            memory, view = operand.memory, operand.view
             source = self.sources.get(memory)
             if source is not None and not source.readers:
                 read |= source.sources_read()
@@ -69,7 +69,7 @@ def usual(uses: Uses, free: Container[SyncedMemory], times: float = 1) -> set[Sy
         times: how many times the usual share may be spent.
     """
     recipes = _recipes(uses, free)
-    traffic = sum(operand.view.nbytes for each in (*uses.forward, *uses.backward) for operand in each.present())
+    traffic = sum(operand.nbytes for each in (*uses.forward, *uses.backward) for operand in each.present())
     wanted = _worth_most(recipes, times * SHARE * traffic)
     if len(wanted) < len(recipes):
         recipes = _recipes(uses, free, wanted)
@@ -120,12 +120,12 @@ def _recipe(memory: SyncedMemory, writers: list[int], uses: Uses) -> _Recipe | N
         return None
     readers = uses.read.get(memory, [])
     recipe = _Recipe(kept, steps, writers[begin], readers, {})
-    lying = [operand for call in (maker, *steps) for operand in call.present() if operand.view.memory is memory]
+    lying = [operand for call in (maker, *steps) for operand in call.present() if operand.memory is memory]
     for at in readers:
         # a layer below the last step's has seen other numbers, which is warned of
         if uses.backward[at].layer < steps[-1].layer:
             return None
-        found = [operand for operand in uses.backward[at].present() if operand.view.memory is memory]
+        found = [operand for operand in uses.backward[at].present() if operand.memory is memory]
         if any(operand.diff or operand.blob.shape != recipe.top.blob.shape for operand in found):
             return None
         lying += found
@@ -148,11 +148,11 @@ def _is_there(recipe: _Recipe, uses: Uses, free: Container[SyncedMemory], recipe
     for at in uses.written[memory][-len(recipe.steps) :]:
         step = uses.forward[at]
         inputs = _inputs(step)
-        factors = [operand.view.memory for operand in step.operands[len(inputs) : -1] if operand is not None]
+        factors = [operand.memory for operand in step.operands[len(inputs) : -1] if operand is not None]
         if not uses.stays(*factors) or any(factor in uses.written for factor in factors):
             return False
         for operand in inputs:
-            source = operand.view.memory
+            source = operand.memory
             if source is memory:
                 continue
             if source not in free or not 0 <= uses.last_write(source) < at:  # other numbers may be there by now
@@ -172,7 +172,7 @@ def _is_cheap(call: Call, memory: SyncedMemory, in_place: bool) -> bool:
     """Whether it may run again, and makes all of the array: of itself, or not."""
     if call.op not in _CHEAP or call.once or call.operand(-1).view.memory is not memory:
         return False
-    return in_place == any(operand.view.memory is memory for operand in _inputs(call))
+    return in_place == any(operand.memory is memory for operand in _inputs(call))
 
 
 def _inputs(call: Call) -> list[Operand]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -47,7 +46,7 @@ def with_room(calls: Sequence[Call], loads: np.ndarray, most: int, few: bool = F
         unit = max(_UNIT, (1 << max(room, _LEAST).bit_length() - 1) // _STEPS) if few else _UNIT
         rooms[place] = max(room, _LEAST) // unit * unit
     return [
-        dataclasses.replace(each, attributes={**each.attributes, "room": rooms[each.layer, each.op]})
+        each.over(each.operands, {**each.attributes, "room": rooms[each.layer, each.op]})
         if each.op in _CONVOLUTIONS
         else each
         for each in calls

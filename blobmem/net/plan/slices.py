@@ -152,7 +152,7 @@ class _Stretch(NamedTuple):
     def written(self) -> dict[SyncedMemory, int]:
         """The bytes of what is written item by item."""
         operands = (operand for each in self.inside for operand in _by_item(each))
-        return {each.memory: each.view.nbytes for each in operands if each.intent is not Intent.READ}
+        return {each.memory: each.nbytes for each in operands if each.intent is not Intent.READ}
 
     def read(self) -> set[SyncedMemory]:
         """The memories that are read item by item."""
@@ -234,7 +234,7 @@ class Slicer:
         for each in chain(self._forward, self._backward):
             for operand in each.present():
                 if operand.memory in self._free:
-                    sides[each.layer >= layer][operand.memory] = operand.view.nbytes
+                    sides[each.layer >= layer][operand.memory] = operand.nbytes
         return sum(nbytes for memory, nbytes in sides[0].items() if memory in sides[1])
 
     def sliced(self, first: int, last: int, count: int, kept: int = 0) -> Sliced | None:
@@ -282,7 +282,7 @@ def _is_regular(calls: Sequence[Call], items: int) -> bool:
     places: dict[SyncedMemory, tuple[int, int]] = {}
     for each in calls:
         for operand in _by_item(each):
-            place = (operand.view.offset, operand.view.nbytes)
+            place = (operand.offset, operand.nbytes)
             if not is_of(operand, items) or places.setdefault(operand.memory, place) != place:
                 return False
     for each in calls:
@@ -356,12 +356,14 @@ class _Run:
         needed, result = {*wanted}, list[Call]()
         moved = {id(each) for each in self._back.after}
         until = (each for each in of._backward[: self._back.stop] if id(each) not in moved)
-        changed = {view.memory for each in chain(until, of._forward[self._ahead.stop :]) for view in each.writes}
+        changed = {
+            memory for each in chain(until, of._forward[self._ahead.stop :]) for memory in each.written_memories()
+        }
         for each in reversed(of._forward[start : self._ahead.stop]):
-            outs = {view.memory for view in each.writes}
+            outs = {*each.written_memories()}
             if not needed.isdisjoint(outs) and _may_divide(each, of._ops):
                 result.insert(0, each)
-                sources = {view.memory for view in each.reads}
+                sources = {*each.read_memories()}
                 needed |= sources & absent
                 if not (sources - absent).isdisjoint(changed):
                     return None
@@ -455,7 +457,7 @@ class _Run:
         """The calls that make what is wanted of a slice anew."""
         result: list[Call] = []
         divider.begin(index, own_copies=True)
-        divider.absent = {view.memory for each in again for view in each.writes}
+        divider.absent = {memory for each in again for memory in each.written_memories()}
         for each in again:
             result += divider.calls(each)
             if str(each.op) in _LOSSES:
@@ -474,7 +476,7 @@ class _Run:
         makers = [
             at
             for at, each in enumerate(of._forward[: self._ahead.stop])
-            if at >= self._ahead.start or not sources.isdisjoint(view.memory for view in each.writes)
+            if at >= self._ahead.start or not sources.isdisjoint(each.written_memories())
         ]
         start = sum(at < self._ahead.start for at in makers)
         assert self._first is not None

@@ -50,7 +50,7 @@ def beside(calls: Iterable[Call]) -> None:
         operands = [(operand.memory, operand.intent is not Intent.READ) for operand in each.present()]
         after = max(((used if writes else written).get(memory, 0) for memory, writes in operands), default=0)
         each.stream = int(each.op in BESIDE or (max(ends[1], after) < max(ends[0], after) and not each.on_host))
-        end = max(ends[each.stream], after) + sum(operand.view.nbytes for operand in each.present())
+        end = max(ends[each.stream], after) + sum(operand.nbytes for operand in each.present())
         ends[each.stream] = end
         for memory, writes in operands:
             used[memory] = max(used.get(memory, 0), end)

@@ -32,7 +32,7 @@ def gradients_first(backward: Sequence[Call], evicted: Set[SyncedMemory]) -> lis
     for each in backward:
         at = len(result)
         if each.op not in UPDATES and _is_larger(each, evicted):
-            writes = {view.memory for view in each.writes}
+            writes = {*each.written_memories()}
             while at and result[at - 1].layer == each.layer and not _orders(result[at - 1], each, writes):
                 at -= 1
         result.insert(at, each)
@@ -41,14 +41,15 @@ def gradients_first(backward: Sequence[Call], evicted: Set[SyncedMemory]) -> lis
 
 def _is_larger(each: Call, evicted: Set[SyncedMemory]) -> bool:
     """Whether what a call reads of evicted memories is larger than what it writes."""
-    read = sum(view.nbytes for view in each.reads if view.memory in evicted)
-    return read > sum(view.nbytes for view in each.writes)
+    operands = [*each.present()]
+    read = sum(one.nbytes for one in operands if one.intent is not Intent.OVERWRITE and one.memory in evicted)
+    return read > sum(one.nbytes for one in operands if one.intent is not Intent.READ)
 
 
 def _orders(before: Call, each: Call, writes: Set[SyncedMemory]) -> bool:
     """Whether a call has to come behind the one before it, which uses what it writes or writes what it uses."""
     used = {*memories([each])}
-    return not writes.isdisjoint(memories([before])) or any(view.memory in used for view in before.writes)
+    return not writes.isdisjoint(memories([before])) or not used.isdisjoint(before.written_memories())
 
 
 class Spread(NamedTuple):
@@ -93,7 +94,7 @@ def spread(
     pieces = [(at, piece) for at, each in updates for piece in _in_pieces(each, evicted)]
     if not pieces:
         return Spread([*backward], [], set())
-    sizes = [sum(each.view.nbytes for each in piece.present() if each.memory in evicted) for _, piece in pieces]
+    sizes = [sum(each.nbytes for each in piece.present() if each.memory in evicted) for _, piece in pieces]
     begins, put = np.cumsum([0.0, *map(times.ms, backward)]), defaultdict[int, list[Call]](list)
     begin, done, all_of_it = begins[pieces[0][0]], 0, sum(sizes) + sizes[-1]
     for (at, piece), size in zip(pieces, sizes, strict=True):
@@ -134,7 +135,7 @@ class _Gradients:
         for at, each in enumerate(backward):
             for memory in {*memories([each])}:
                 users[memory].append(at)
-            self._last_write.update({view.memory: at for view in each.writes})
+            self._last_write.update(dict.fromkeys(each.written_memories(), at))
         self._makers = {
             memory: at[0]
             for memory, at in users.items()

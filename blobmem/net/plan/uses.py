@@ -52,14 +52,14 @@ class Uses:
         self.read: dict[SyncedMemory, list[int]] = {}
         self.touched: dict[SyncedMemory, list[int]] = {}
         for at, each in enumerate(forward):
-            for memory in dict.fromkeys(view.memory for view in each.writes):
+            for memory in dict.fromkeys(each.written_memories()):
                 self.written.setdefault(memory, []).append(at)
         for at, each in enumerate(backward):
-            for memory in dict.fromkeys(view.memory for view in each.reads):
+            for memory in dict.fromkeys(each.read_memories()):
                 self.read.setdefault(memory, []).append(at)
             for memory in dict.fromkeys(memories([each])):
                 self.touched.setdefault(memory, []).append(at)
-        self.changed = {view.memory for each in backward for view in each.writes}
+        self.changed = {memory for each in backward for memory in each.written_memories()}
         self.on_host = {*memories(each for each in (*forward, *backward) if each.op not in ops)}
 
     def last_write(self, memory: SyncedMemory) -> int:
