@@ -21,7 +21,7 @@ from blobmem.net.build import LearnableParam, Node, reshape, uncollected
 from blobmem.net.clock import Clock
 from blobmem.net.fold import Folded, Follower, fold
 from blobmem.net.fusion import share_kept
-from blobmem.net.layouts import is_faster
+from blobmem.net.layouts import is_faster, remembering
 from blobmem.net.needs import Need
 from blobmem.net.plan import (
     Again,
@@ -46,7 +46,7 @@ from blobmem.net.plan import (
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Sliced
-from blobmem.net.plan.times import Reckoned, Times, reckon
+from blobmem.net.plan.times import Reckoned, Times, looked_up_once, reckon
 from blobmem.net.plan.updates import apart, gradients_first, spread
 from blobmem.net.plan.uses import moved
 from blobmem.net.plan.ways import Made
@@ -235,9 +235,10 @@ class Compilation:
             return planned
         self._emitted = {}
         try:
-            made = usual = self._made()
-            if self._arena is not None:
-                made = levels.fit(this, made)
+            with remembering(), looked_up_once():
+                made = usual = self._made()
+                if self._arena is not None:
+                    made = levels.fit(this, made)
         finally:
             self._emitted = None
         self._have(made)

@@ -6,8 +6,10 @@ alike, finds the usual order, which is made when it is asked for.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,9 +99,57 @@ def _specs(call: Call) -> list[ArraySpec | None]:
     return [None if each is None else ArraySpec(tuple(each.op_shape), each.blob.dtype) for each in call.operands]
 
 
+class _Known:
+    """What is known of a call: what makes its channels-last version, if it has one, and that."""
+
+    __slots__ = ("_last", "call", "make")
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.make = call, _rewriting(call)
+        self._last: Call | None = None
+
+    def made(self) -> Call:
+        """The version, the same one while the call itself stays as it is."""
+        call, last = self.call, self._last
+        assert self.make is not None
+        if last is None or (last.stream, last.together, last.layer) != (call.stream, call.together, call.layer):
+            last = self._last = self.make()
+        return last
+
+
+_known: contextvars.ContextVar[dict[int, _Known] | None] = contextvars.ContextVar("_known", default=None)
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Meanwhile `channels_last` remembers what becomes of calls, as no array gets another shape: plans that are tried
+    have most calls in common."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def _known_of(calls: Iterable[Call]) -> list[_Known]:
+    known = _known.get()
+    if known is None:
+        return [_Known(call) for call in calls]
+    if len(known) > _MOST_KNOWN:
+        known.clear()
+    result = []
+    for call in calls:
+        found = known.get(id(call))
+        if found is None:
+            found = known[id(call)] = _Known(call)  # which keeps the call, so that no other has its id
+        result.append(found)
+    return result
+
+
 def channels_last(calls: Sequence[Call]) -> list[Call]:
     """The calls, those on images rewritten."""
-    makers = [_rewriting(call) for call in calls]
+    known = _known_of(calls)
+    makers = [each.make for each in known]
     given = (operand for call in calls for operand in call.present() if operand.form is not None)
     chosen: set[Place] = {(operand.memory, operand.offset) for operand in given}
     waiting = {id(call): _places(call) for call, make in zip(calls, makers, strict=True) if make is not None}
@@ -119,9 +169,7 @@ def channels_last(calls: Sequence[Call]) -> list[Call]:
     for call in (call for call in calls if id(call) in rewritten):
         for place in waiting[id(call)]:
             users.setdefault(place, []).append(call)
-    result = [
-        make() if make is not None and id(call) in rewritten else call for call, make in zip(calls, makers, strict=True)
-    ]
+    result = [each.made() if each.make is not None and id(each.call) in rewritten else each.call for each in known]
     return [_turning(old, new, users) if new is not old else old for old, new in zip(calls, result, strict=True)]
 
 
@@ -143,6 +191,9 @@ _OVER_IMAGES = frozenset({"conv_forward", "conv_backward_weights"})
 
 _MOVED: dict[int, Any] = {1: np.uint8, 2: np.float16, 4: np.float32}
 """What an array is moved as, whatever it stands for, by the bytes of an element; masks may be in bytes."""
+
+_MOST_KNOWN = 1 << 15
+"""Calls that are remembered at a time: with their versions they take a few KiB of the host each."""
 
 _MEASURED_FROM = 2.0  # ms that a net's convolutions take
 _TURNS = 0.004  # ms for what is turned over, widened and narrowed around a small convolution

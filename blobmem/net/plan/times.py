@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -33,6 +35,9 @@ MEMORY = 3e12
 PRODUCTS = {"tf32": 200e12, "fp32": 40e12, "half": 500e12}
 """Additions and multiplications in a second, of convolutions and inner products."""
 
+MOST_KEYS = 1 << 15
+"""Calls whose keys are remembered at a time."""
+
 START = 2e-3  # ms, of any call
 
 COPIES = ("evict", "fetch")
@@ -52,6 +57,50 @@ _LINEAR = {
 """Of products of matrices, which operands are the three matrices."""
 
 
+class _LookedUp:
+    """What is known of a device's model, and the keys of calls, which are kept, so that no other has a call's id."""
+
+    def __init__(self, device: Any) -> None:
+        from blobmem.ops.cuda.times import Known
+
+        self.known, self._device = Known(device.model), device
+        self._keys: dict[int, tuple[Call, Any]] = {}
+
+    def key(self, call: Call) -> Any:
+        """What the call's time depends on."""
+        from blobmem.ops.cuda.times import key_of
+
+        found = self._keys.get(id(call))
+        if found is None:
+            if len(self._keys) > MOST_KEYS:
+                self._keys.clear()
+            found = self._keys[id(call)] = call, key_of(call, self._device)
+        return found[1]
+
+
+_looked_up: contextvars.ContextVar[dict[Device, _LookedUp] | None] = contextvars.ContextVar("_looked_up", default=None)
+
+
+@contextlib.contextmanager
+def looked_up_once() -> Iterator[None]:
+    """Meanwhile what was measured is read once, as no array gets another shape and nothing is measured: plans are
+    tried."""
+    token = _looked_up.set({})
+    try:
+        yield
+    finally:
+        _looked_up.reset(token)
+
+
+def _look_up(device: Device) -> _LookedUp:
+    found = _looked_up.get()
+    if found is None:
+        return _LookedUp(device)
+    if device not in found:
+        found[device] = _LookedUp(device)
+    return found[device]
+
+
 class Times:
     """Milliseconds that calls take on a device.
 
@@ -64,9 +113,8 @@ class Times:
         self._device, self._known = cast(Any, device), cast(Any, None)
         self._ms: dict[Any, float] = {}  # by keys, what was asked for before
         if hasattr(device, "model"):
-            from blobmem.ops.cuda.times import Known
-
-            self._known = Known(self._device.model)
+            self._looked_up = _look_up(device)
+            self._known = self._looked_up.known
 
     def ms(self, call: Call) -> float:
         """What a call takes, as it runs in a step; nothing if it does not run in each, or not on the device."""
@@ -94,9 +142,7 @@ class Times:
         return (nbytes / LINK + QUEUED) * 1e3
 
     def _key(self, call: Call) -> Any:
-        from blobmem.ops.cuda.times import key_of
-
-        return key_of(call, self._device)
+        return self._looked_up.key(call)
 
     def _reckoned(self, call: Call) -> float:
         moved = sum(_nbytes(each) * (1 + (each.intent is Intent.WRITE)) for each in call.present())
