@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Choice, Pass
 from blobmem.net.plan.evict import loads_without, lowest
 from blobmem.net.plan.places import draft, drafted
-from blobmem.net.plan.rooms import with_room
+from blobmem.net.plan.rooms import in_rooms, rooms_of
 from blobmem.net.plan.slices import Division, Sliced, Slicer
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.ways import Made, Way, again_in, candidates_in, least_loads, usual_ways, way_with
@@ -57,7 +57,7 @@ class Divisions:
         """Those that are `given`; if none is, the fewest slices first, those that are reckoned to fit into the room
         without scratch, while more take less time, or else the one that needs least."""
         net = self._net
-        again = again_in(net, way_with(net, Less()).made)
+        again = again_in(net, net._made(Less(), 1))
         usual = min(usual_ways(net, again, {}, bring=False), key=lambda way: lowest(way.found, way.load)).made
         net._have(usual)
         if given:
@@ -87,23 +87,34 @@ class Divisions:
 
     def _both(self, usual: Made, division: Division) -> Iterator[Way]:
         """The usual calls so divided, and with more made anew of what layers beside these make, where that does."""
+        tried, failed = set[tuple[Any, ...]](), False  # the rooms that convolutions had
         for made in (usual, self._with_anew(*division[:2])):
+            if made.anew or usual.anew:
+                tried, failed = set(), False
+            elif failed:
+                continue  # these are just the same calls
             self._net._have(made)
-            found = _slicer(self._net, made).sliced(*division)
+            slicer = _slicer(self._net, made)
+            found = slicer.sliced(*division)
             if found is None:
                 continue
+            calls = _InSlices(self._net, made, found, self._room)
             for part in (1.0, 0.5):
-                before = self.best
+                before, rooms = self.best, calls.rooms(part)
+                if rooms in tried:
+                    continue  # which was no better, or is the best
+                tried.add(rooms)
                 try:
-                    way = _way_in_slices(self._net, made, found, self._room, part)
+                    way = calls.way(rooms)
                 except OutOfDeviceMemory:  # convolutions of so many items have not been timed, and cannot be now
+                    failed = True
                     break
                 yield way
                 if self.best < before:
-                    yield from self._with_kept(made, division, found.nbytes, way)
+                    yield from self._with_kept(made, slicer, division, found.nbytes, way)
                     break
 
-    def _with_kept(self, made: Made, division: Division, nbytes: int, way: Way) -> Iterator[Way]:
+    def _with_kept(self, made: Made, slicer: Slicer, division: Division, nbytes: int, way: Way) -> Iterator[Way]:
         """The calls so divided, which fit as a way, with as many slices kept as fit, too, each of which takes so many
         bytes."""
         load = loads_without(way.found, way.load)[_kept_while(way.made)]
@@ -111,7 +122,7 @@ class Divisions:
         for fewer in range(min(kept, KEPT)):
             before = self.best
             self._net._have(made)
-            found = _slicer(self._net, made).sliced(*division, kept - fewer)
+            found = slicer.sliced(*division, kept - fewer)
             assert found is not None
             yield _way_in_slices(self._net, made, found, self._room, 1.0)
             if self.best < before:
@@ -121,7 +132,7 @@ class Divisions:
         """The calls, with what layers other than these make anew where that takes less time than to evict it."""
         choice, maker = self._choice
         anew = {memory for memory in choice.anew if not first <= maker[memory] <= last}
-        return way_with(self._net, Less(anew, choice.held), bring=False).made
+        return self._net._made(Less(anew, choice.held), 1, bring=False)
 
     @functools.cached_property
     def _choice(self) -> tuple[Choice, dict[SyncedMemory, int]]:
@@ -148,16 +159,37 @@ def longer(net: Net, layers: tuple[int, int]) -> list[tuple[int, int]]:
 def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int, part: float) -> Way:
     """The calls in slices, with those that bring evicted state; convolutions may take such a part of what arrays
     leave."""
-    made = net._bring(_with_slices(made, sliced))
-    net._have(made)
-    if hasattr(net.device, "workspace_limit"):
-        load, forward = _reckoned(net, made), len(made.forward)
-        most = int(load.max()) + int(part * max(0, room - int(load.max())))
-        calls = with_room([*made.forward, *made.backward], load, most, few=True)
-        made.forward, made.backward = calls[:forward], calls[forward:]
-    made.bound = net._scheduled(made.forward, made.backward, made.passing)
-    made.drawn = draft(net, made.schedules, made.kept)
-    return Way(made, *candidates_in(net, made.forward, made.backward, made.places))
+    calls = _InSlices(net, made, sliced, room)
+    return calls.way(calls.rooms(part))
+
+
+class _InSlices:
+    """The calls in slices, with those that bring evicted state, where there are so many bytes."""
+
+    def __init__(self, net: Net, made: Made, sliced: Sliced, room: int) -> None:
+        self._net, self._room = net, room
+        self._made = net._bring(_with_slices(made, sliced))
+        self._calls = [*self._made.forward, *self._made.backward]
+        net._have(self._made)
+        self._load = _reckoned(net, self._made) if hasattr(net.device, "workspace_limit") else None
+
+    def rooms(self, part: float) -> tuple[tuple[Any, int], ...]:
+        """What convolutions may take of each layer, by op, where they have such a part of what arrays leave."""
+        if self._load is None:
+            return ()
+        least = int(self._load.max())
+        most = least + int(part * max(0, self._room - least))
+        return tuple(rooms_of(self._calls, self._load, most, few=True).items())
+
+    def way(self, rooms: tuple[tuple[Any, int], ...]) -> Way:
+        """These calls, convolutions with those rooms."""
+        net, forward = self._net, len(self._made.forward)
+        calls = in_rooms(self._calls, dict(rooms))
+        made = dataclasses.replace(self._made, forward=calls[:forward], backward=calls[forward:])
+        net._have(made)
+        made.bound = net._scheduled(made.forward, made.backward, made.passing)
+        made.drawn = draft(net, made.schedules, made.kept)
+        return Way(made, *candidates_in(net, made.forward, made.backward, made.places))
 
 
 def _kept_while(made: Made) -> slice:

@@ -17,7 +17,7 @@ from blobmem.net.plan.evict import Candidate, ahead, choose, evict, lingering, l
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.slices import Division, in_the_way
-from blobmem.net.plan.times import Times, reckon
+from blobmem.net.plan.times import Times, least_ms, reckon
 from blobmem.net.plan.ways import Made, Way, ways
 from blobmem.net.schedule import Schedule
 from blobmem.ops.registry import table
@@ -69,6 +69,8 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
             continue
         if lowest(way.found, way.load) > max(room, smallest.places.layout.nbytes):
             continue  # neither fits nor needs less than others
+        if best is not None and least_ms(way.made.places, times) >= best.ms:
+            continue  # no copies make that less
         for fitted in _evicted(net, way, (tight, room), 0 if slices is None else room, times):
             if max(fitted.places.layout.nbytes, others) <= room:
                 fitted.ms = reckon(fitted.places, times).ms

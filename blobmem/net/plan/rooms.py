@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,13 @@ def with_rooms(calls: Sequence[Call], whole: Sequence[Call], free: Set[SyncedMem
     outside, loads = held(calls, free)
     _, before = held(whole, free)
     most = max(int(loads.max(initial=0)), int(before.max(initial=0)) - outside)
-    return with_room(calls, loads, most)
+    return in_rooms(calls, rooms_of(calls, loads, most))
 
 
-def with_room(calls: Sequence[Call], loads: np.ndarray, most: int, few: bool = False) -> list[Call]:
-    """The calls, convolutions with the workspace that there is where `most` bytes, of which each call's arrays take so
-    many, are not to be exceeded. It is the same for all parts of the batch, and 32 MiB or more; with `few` one of few
-    sizes."""
+def rooms_of(calls: Sequence[Call], loads: np.ndarray, most: int, few: bool = False) -> dict[tuple[int, Any], int]:
+    """Of the convolutions of each layer, by op, the workspace that there is where `most` bytes, of which each call's
+    arrays take so many, are not to be exceeded. It is the same for all parts of the batch, and 32 MiB or more; with
+    `few` one of few sizes."""
     rooms: dict[tuple[int, Any], int] = {}
     for each, load in zip(calls, loads, strict=True):
         if each.op in _CONVOLUTIONS:
@@ -45,6 +45,13 @@ def with_room(calls: Sequence[Call], loads: np.ndarray, most: int, few: bool = F
     for place, room in rooms.items():
         unit = max(_UNIT, (1 << max(room, _LEAST).bit_length() - 1) // _STEPS) if few else _UNIT
         rooms[place] = max(room, _LEAST) // unit * unit
+    return rooms
+
+
+def in_rooms(calls: Sequence[Call], rooms: Mapping[tuple[int, Any], int]) -> list[Call]:
+    """The calls, convolutions with so much workspace, if any is given."""
+    if not rooms:
+        return [*calls]
     return [
         each.over(each.operands, {**each.attributes, "room": rooms[each.layer, each.op]})
         if each.op in _CONVOLUTIONS
