@@ -57,6 +57,8 @@ Change = tuple[int, int, int]
 Made = tuple[frozenset[int], frozenset[SyncedMemory]]
 """Of what is made anew the calls that do it, and the arrays that they need, or make by the way."""
 
+_NOTHING: Made = frozenset(), frozenset()
+
 
 class Array(NamedTuple):
     """An array that a pass may do without for a while.
@@ -131,6 +133,7 @@ class Pass:
             number: bytes of each, and the first step that does not need it. They are there as long as others are made
             of them, so that not all of these are made at once.
         bit: of each of the arrays and of what is held, a bit of its own.
+        made: of each call of forward, which of the arrays it writes.
         looks: of each call of forward, the bits of what matters to how it is made to run again, its own among them.
     """
 
@@ -169,6 +172,7 @@ class Pass:
         self.inputs = [self._inputs(at) for at in range(len(forward))]
         self.bit = {memory: 1 << at for at, memory in enumerate([*self.arrays, *self.held])}
         self.looks = [self._looks(at) for at in range(len(forward))]
+        self.made = [[memory for memory, *_ in written if memory in self.arrays] for written in self.writes]
 
     def _written(self, at: int) -> list[tuple[SyncedMemory, int, bool]]:
         each = self.again.uses.forward[at]
@@ -227,15 +231,17 @@ class Pass:
 
     def chain(self, memory: SyncedMemory, wanted: set[SyncedMemory]) -> Made:
         """The calls that make it anew, where that is `wanted`; and the arrays that they need, or make by the way."""
-        runs, needs = set[int](), set[SyncedMemory]()
-        waiting = [self.again.maker(memory)]
+        runs, needs, inputs = set[int](), set[SyncedMemory](), self.inputs
+        waiting = [self.maker[memory]]
         while waiting:
             at = waiting.pop()
             if at in runs:
                 continue
             runs.add(at)
-            needs.update(other for other, *_ in self.writes[at] if other is not memory and other in wanted)
-            for source, made, stays, same, known in self.inputs[at]:
+            for other in self.made[at]:
+                if other is not memory and other in wanted:
+                    needs.add(other)
+            for source, made, stays, same, known in inputs[at]:
                 kept = stays and source not in wanted
                 if not kept and same is not None and same not in wanted:
                     needs.add(same)
@@ -243,7 +249,7 @@ class Pass:
                     needs.add(source)
                 elif not kept:
                     waiting.append(made)
-        return frozenset(runs), frozenset(each for each in needs if each in self.arrays or each in self.held)
+        return frozenset(runs), frozenset(needs & self.bit.keys())
 
     def choose(self, room: int, price: float, sparing: bool = False, power: int = 1) -> Choice:
         """What to do without so that no step has more than `room` bytes in use, as far as that can be.
@@ -477,25 +483,33 @@ class _State:
         ran, run = (set[int]().union(*(runs for runs, _ in made.values())) for made in (before, after))
         units = {self.whole.unit[at] for at in ran ^ run}
         ms = -self._ms(units)
-        for each, (runs, needs) in before.items():
-            del self._made[each]
-            for at in runs:
-                self._runners[at].discard(each)
-            for other in needs:
-                self._users[other].discard(each)
-        for each, (runs, needs) in after.items():
-            self._made[each] = runs, needs
-            for at in runs:
-                self._runners[at].add(each)
-            for other in needs:
-                self._users[other].add(each)
+        for each in {**before, **after}:
+            (had_run, had), (runs, needs) = before.get(each, _NOTHING), after.get(each, _NOTHING)
+            if had_run is not runs and had_run != runs:
+                for at in had_run - runs:
+                    self._runners[at].discard(each)
+                for at in runs - had_run:
+                    self._runners[at].add(each)
+            if had is not needs and had != needs:
+                for other in had - needs:
+                    self._users[other].discard(each)
+                for other in needs - had:
+                    self._users[other].add(each)
+            if each in after:
+                self._made[each] = runs, needs
+            else:
+                del self._made[each]
         return ms + self._ms(units)
 
     def _ms(self, units: Iterable[int]) -> float:
-        whole = self.whole
-        return sum(
-            max((whole.cost[at] for at in whole.members[unit] if self._runners[at]), default=0.0) for unit in units
-        )
+        cost, members, runners, result = self.whole.cost, self.whole.members, self._runners, 0.0
+        for unit in units:
+            most = 0.0
+            for at in members[unit]:
+                if cost[at] > most and runners[at]:
+                    most = cost[at]
+            result += most
+        return result
 
     def _move(self, trial: _Trial, changes: list[Change]) -> None:
         """Find anew before which step these are needed, and then those that they are made of."""
