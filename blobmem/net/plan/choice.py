@@ -513,7 +513,9 @@ class _State:
 
     def _move(self, trial: _Trial, changes: list[Change]) -> None:
         """Find anew before which step these are needed, and then those that they are made of."""
-        moved = {other for _, needs in chain(trial.before.values(), trial.after.values()) for other in needs}
+        moved = set[SyncedMemory]()  # what others, or no longer these, are made of
+        for each in {**trial.before, **trial.after}:
+            moved |= trial.before.get(each, _NOTHING)[1] ^ trial.after.get(each, _NOTHING)[1]
         bit = self.whole.bit
         while moved:
             memory = moved.pop()
@@ -583,6 +585,10 @@ class _State:
 
 def _together(changes: Sequence[Change], over: np.ndarray) -> tuple[slice, np.ndarray]:
     """Where there are changes, and what will then be over."""
+    if len(changes) == 1:
+        ((start, stop, size),) = changes
+        there = slice(start, stop)
+        return there, over[there] + size
     low, high = min(each[0] for each in changes), max(each[1] for each in changes)
     result = over[low:high].copy()
     for start, stop, size in changes:
@@ -590,13 +596,19 @@ def _together(changes: Sequence[Change], over: np.ndarray) -> tuple[slice, np.nd
     return slice(low, high), result
 
 
+def _where_over(over: np.ndarray) -> range:
+    """From the first step that is over to behind the last one."""
+    steps = np.flatnonzero(over > 0)
+    return range(int(steps[0]), int(steps[-1]) + 1) if len(steps) else range(0)
+
+
 def _reduce(state: _State, over: np.ndarray, ways: Sequence[str]) -> bool:
     """Do without arrays, in these ways, until no step is over, or nothing helps; whether anything did."""
     arrays = state.whole.arrays.items()
     tries = [(memory, way) for memory, array in arrays for way in ways if way is KEPT or way in array.start]
     waiting = [(-math.inf, at) for at in range(len(tries))]
-    found = False
-    while waiting and over.max() > 0:
+    found, where = False, _where_over(over)
+    while waiting and where.stop:
         _, at = heapq.heappop(waiting)
         memory, way = tries[at]
         was = state.way.get(memory, KEPT)
@@ -604,8 +616,10 @@ def _reduce(state: _State, over: np.ndarray, ways: Sequence[str]) -> bool:
             continue
         known = state.known(memory, way)
         changes = state.turn(memory, way) if known is None else known.changes
-        there, trial = _together(changes, over)
-        gain = float(np.maximum(over[there], 0).sum() - np.maximum(trial, 0).sum())
+        gain = 0.0
+        if any(size < 0 and start < where.stop and stop > where.start for start, stop, size in changes):
+            there, trial = _together(changes, over)
+            gain = float(np.maximum(over[there], 0).sum() - np.maximum(trial, 0).sum())
         if gain > 0:
             if known is not None and known.copies:
                 known, _ = None, state.turn(memory, way)
@@ -614,6 +628,7 @@ def _reduce(state: _State, over: np.ndarray, ways: Sequence[str]) -> bool:
                 if known is not None:
                     state.turn(memory, way)
                 found, over[there] = True, trial
+                where = _where_over(over)
                 state.settle(changes)
                 continue
             heapq.heappush(waiting, (-worth, at))  # others may be worth more by now
