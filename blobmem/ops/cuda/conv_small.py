@@ -55,7 +55,16 @@ class Weighed(NamedTuple):
     parts: int
 
 
-Tiling = Convolved | Weighed
+class Gathered(NamedTuple):
+    """A tiling of a gradient for the data that is gathered from what each position of dy adds to it: channels of the
+    result in a block, slices that the sums are in, and the source's channels in shared memory at a time."""
+
+    run: int
+    slices: int
+    depth: int
+
+
+Tiling = Convolved | Weighed | Gathered
 
 
 class Small:
@@ -74,19 +83,25 @@ class Small:
         math_name = "tf32" if key.math == "tf32" else "fp32"
         last = key.layout == "NHWC"
         dims = (shape.source, (shape.outputs, shape.height, shape.width), shape.window)
-        runs, seen = -(-shape.outputs // tiling.run), shape.seen(tiling.rows)
+        runs = -(-shape.outputs // tiling.run)
         self._parts, self.workspace = 1, 0
         self._shapes: tuple[Any, ...]
+        tile: tuple[int, ...]
         if isinstance(tiling, Weighed):
             self._parts = tiling.parts
             self.workspace = 4 * tiling.parts * math.prod(key.w) if tiling.parts > 1 else 0
             self._kernel = f"weights_gradient_{math_name}"
             self._grid = runs * -(-key.w[1] // tiling.depth) * tiling.parts
-            self._shapes = (key.x[0], *dims, (*tiling[:4], *seen, shape.line(tiling), tiling.parts), last)
+            tile = (*tiling[:4], *shape.seen(tiling.rows), shape.line(tiling), tiling.parts)
+            self._shapes = (key.x[0], *dims, tile, last)
+        elif isinstance(tiling, Gathered):
+            self._kernel, self._grid = "gather_tf32", key.x[0] * runs
+            tile = (*tiling, *shape.lines(tiling))
+            self._shapes = (*dims, tile, last)
         else:
             self._kernel = "convolve_tf32"
             self._grid = key.x[0] * -(-shape.height // tiling.rows) * runs
-            tile = (*tiling, *seen, shape.line(tiling))
+            tile = (*tiling, *shape.seen(tiling.rows), shape.line(tiling))
             self._shapes = (*dims, tile, key.direction == "data", last)
         self._block = 32 * shape.tiles(tiling) * tiling.slices
 
@@ -95,9 +110,12 @@ class Small:
         """The plan of that name for a key; None if it is none of these."""
         if not name.startswith(SMALL) or not fits(key):
             return None
-        kind = Weighed if key.direction == "weights" else Convolved
+        numbers = name.removeprefix(SMALL).split("x")
+        kind: type[Tiling] = Weighed if key.direction == "weights" else Convolved
+        if key.direction == "data" and len(numbers) == len(Gathered._fields):
+            kind = Gathered
         try:
-            tiling = kind(*map(int, name.removeprefix(SMALL).split("x")))
+            tiling = kind(*map(int, numbers))
         except (TypeError, ValueError):
             return None
         return cls(key, tiling) if _Shape.of(key).takes(tiling) else None
@@ -185,15 +203,29 @@ class _Shape(NamedTuple):
             return (tiling.rows * self.width + 7 & ~7) + 4
         return (tiling.depth * self.taps + 3 & ~7) + 4
 
+    def lines(self, tiling: Gathered) -> tuple[int, int]:
+        """Numbers from a line of the source to the next in shared memory, and of weights; lines read at a time begin in
+        other banks."""
+        positions, across = math.prod(self.source[1:]), tiling.run * self.taps
+        return (positions + 23 & ~31) + 8, (across + 23 & ~31) + 8
+
     def tiles(self, tiling: Tiling) -> int:
         """Warps for a slice."""
+        if isinstance(tiling, Gathered):
+            return -(-math.prod(self.source[1:]) // _TILE) * -(-tiling.run * self.taps // _TILE)
         if isinstance(tiling, Weighed):
             return -(-tiling.run // _TILE) * -(-tiling.depth * self.taps // _TILE)
         return -(-tiling.rows * self.width // _TILE)
 
     def takes(self, tiling: Tiling) -> bool:
         """Whether a block has room and threads for it."""
-        if min(tiling) < 1 or tiling.run % 8:
+        if min(tiling) < 1 or self.tiles(tiling) * tiling.slices > _MOST_WARPS:
+            return False
+        if isinstance(tiling, Gathered):
+            sums = tiling.slices * tiling.run * self.taps * (-(-math.prod(self.source[1:]) // _TILE) * _TILE + 4)
+            room = tiling.depth * sum(self.lines(tiling))
+            return tiling.depth % 8 == 0 and tiling.depth <= _PLACES and sums <= 2 * _ROOM and room <= _ROOM
+        if tiling.run % 8:
             return False
         lines, planes = tiling.run, tiling.depth
         places, across = tiling.rows * self.width, tiling.depth * self.taps
@@ -204,8 +236,7 @@ class _Shape(NamedTuple):
             places, across = across, places
         sums = tiling.slices * tiling.run * (-(-across // _TILE) * _TILE + 4)
         room = planes * math.prod(self.seen(tiling.rows)) + lines * self.line(tiling)
-        within = self.tiles(tiling) * tiling.slices <= _MOST_WARPS and sums <= 2 * _ROOM
-        return within and room <= _ROOM and places <= _PLACES
+        return sums <= 2 * _ROOM and room <= _ROOM and places <= _PLACES
 
     def tilings(self) -> Iterator[Tiling]:
         """All that leave no block without work."""
@@ -216,6 +247,10 @@ class _Shape(NamedTuple):
             found = (Weighed(*each, parts) for each in numbers for parts in self._parts(*each))
         else:
             found = (Convolved(*each) for each in numbers)
+        if self.direction == "data":
+            depths = {8 * -(-depth // 8) for depth in _shares(self.source[0])}
+            gathered = itertools.product(_shares(self.outputs), range(1, _MOST_WARPS + 1), sorted(depths))
+            found = itertools.chain(found, (Gathered(*each) for each in gathered))
         return (tiling for tiling in found if self.takes(tiling))
 
     def _parts(self, run: int, rows: int, _: int, depth: int) -> set[int]:
@@ -226,29 +261,36 @@ class _Shape(NamedTuple):
 
     def cost(self, tiling: Tiling) -> float:
         """About how many cycles a card takes: rough, but of tilings that differ much the better one's is less."""
-        bands, runs = -(-self.height // tiling.rows), -(-self.outputs // tiling.run)
-        positions, warps, behind = tiling.rows * self.width, self.tiles(tiling) * tiling.slices, 0.0
-        if isinstance(tiling, Weighed):
-            blocks = runs * -(-self.source[0] // tiling.depth) * tiling.parts
-            steps = -(-self.images * bands // tiling.parts)
-            places, lines, results = positions, (positions, tiling.run), tiling.depth * self.taps
-            if tiling.parts > 1:
-                behind = 3000 + tiling.parts * self.outputs * self.source[0] * self.taps / 1000
+        runs, warps, behind = -(-self.outputs // tiling.run), self.tiles(tiling) * tiling.slices, 0.0
+        lines: tuple[int, int]
+        if isinstance(tiling, Gathered):
+            blocks, steps, places = self.images * runs, -(-self.source[0] // tiling.depth), tiling.depth
+            positions, lines = math.prod(self.source[1:]), (tiling.run * self.taps, tiling.depth)
+            loads = tiling.depth * positions * (16 if positions % 4 else 4)
+            terms = tiling.slices * self.taps // math.prod(self.window[6:])
+            adds = tiling.run * self.height * self.width / (32 * warps) * (30 + 10 * terms)
         else:
-            blocks, steps = self.images * bands * runs, -(-self.source[0] // tiling.depth)
-            places, results = tiling.depth * self.taps, positions
-            lines = (tiling.run * self.taps, tiling.depth) if self.direction == "data" else (places, tiling.run)
+            bands, positions = -(-self.height // tiling.rows), tiling.rows * self.width
+            if isinstance(tiling, Weighed):
+                blocks = runs * -(-self.source[0] // tiling.depth) * tiling.parts
+                steps = -(-self.images * bands // tiling.parts)
+                places, lines, results = positions, (positions, tiling.run), tiling.depth * self.taps
+                if tiling.parts > 1:
+                    behind = 3000 + tiling.parts * self.outputs * self.source[0] * self.taps / 1000
+            else:
+                blocks, steps = self.images * bands * runs, -(-self.source[0] // tiling.depth)
+                places, results = tiling.depth * self.taps, positions
+                lines = (tiling.run * self.taps, tiling.depth) if self.direction == "data" else (places, tiling.run)
+            whole = self.seen(tiling.rows)[1] == self.source[2] and not any(self.window[4:6])
+            loads = tiling.depth * math.prod(self.seen(tiling.rows)) * (5 if whole else 25)
+            adds = tiling.run * results / (32 * warps) * (30 + 30 * tiling.slices)  # of the slices, at the end
+        loads += math.prod(lines) * (16 if lines[0] % 4 else 4)
         resident = min(-(-blocks // _CARD), 16 // warps or 1, 4)
         rounds = -(-blocks // (_CARD * resident))
         # instructions of a multiprocessor's warps at a step, and how long one warp takes for it
         eights = -(-places // 8 // tiling.slices) or 1
-        whole = self.seen(tiling.rows)[1] == self.source[2] and not any(self.window[4:6])
-        loads = tiling.depth * math.prod(self.seen(tiling.rows)) * (5 if whole else 25)
-        loads += math.prod(lines) * (16 if lines[0] % 4 else 4)
         issued = resident * (warps * eights * (55 + 25 * self.products) + loads / 32) / 4
         waits = max(eights * (100 + 50 * self.products), 800 / resident) + 100
-        # then the slices are added
-        adds = tiling.run * results / (32 * warps) * (30 + 30 * tiling.slices)
         return rounds * (steps * max(issued, waits) + 3500 + adds) + behind
 
 

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -29,10 +31,13 @@ def key_of(direction, case, layout="NCHW", math="tf32"):
 
 
 def several(key):
-    """Of the tilings one in a few, the best and the worst among them."""
+    """Of the tilings of each kind one in a few, the best and the worst among them."""
     shape = conv_small._Shape.of(key)
-    found = sorted(shape.tilings(), key=shape.cost)
-    return [conv_small.Small(key, tiling) for tiling in found[:: max(1, len(found) // 3)] + found[-1:]]
+    result = []
+    for _, kind in itertools.groupby(sorted(shape.tilings(), key=lambda each: type(each).__name__), type):
+        found = sorted(kind, key=shape.cost)
+        result += found[:: max(1, len(found) // 3)] + found[-1:]
+    return [conv_small.Small(key, tiling) for tiling in result]
 
 
 def ordered(x, layout):

@@ -267,6 +267,87 @@ __device__ __forceinline__ void convolve(const D *x, const D *w, const D *b, D *
   }
 }
 
+// dx = the gradient for the data, plus b unless that is null, and with `relu` max(0, .) of that: products of matrices find what
+// each position of dy adds to each one of dx, which then adds up what is for it. A block for each image and run of channels of
+// dx; tile: channels of dx in the run, slices that the sums are in, how many channels of dy are in shared memory at a time (a
+// multiple of 8), and the numbers of a line of dy and of weights there. window is as for `convolve`, mirrored.
+__device__ __forceinline__ void gather(const D *dy, const D *w, const D *b, D *dx, const Dims &ys, const Dims &xs,
+                                       const Dims &windows, const Dims &tile, int last, int relu) {
+  __shared__ Lot<4> shared[2 * ROOM / 4];
+  __shared__ int2 table[PLACES];
+  T *room = shared[0].at;
+  Images from(ys, last), to(xs, last);
+  Window window(windows);
+  int run = (int)tile.at[0], slices = (int)tile.at[1], depth = (int)tile.at[2], line = (int)tile.at[3],
+      weight_line = (int)tile.at[4];
+  int taps = window.rows * window.columns, positions = from.height * from.width, across = run * taps;
+  int runs = (to.channels + run - 1) / run, c0 = (int)(blockIdx.x % runs) * run, wanted = min(run, to.channels - c0);
+  i64 image = blockIdx.x / runs;
+  int tall = (positions + 31) / 32, spots = (across + 31) / 32 * 32 * tall;
+  int slice = threadIdx.x / spots, spot = threadIdx.x % spots, top = spot / 32 % tall * 32, left = spot / 32 / tall * 32;
+
+  const D *source = from.at(dy, image), *weights = w + c0 * taps;
+  int apart = to.channels * taps;
+  Lines lines(!last && aligned(dy) && positions % 4 == 0, last ? positions : depth, last ? depth : positions, from.channel,
+              line);
+  Lines weight_lines(aligned(w) && (apart | across) % 4 == 0, depth, across, apart, weight_line);
+  auto request = [&](T *half, int first) {
+    int count = from.channels - first;
+    if (!last)
+      lines.send(half, source + first * positions, count, positions);
+    else
+#pragma unroll 1
+      for (Walker at = lines.walker; at.a == 0; at.next())
+        send<1>(half + at.c * line + at.b, source + (at.c < count ? at.b * from.channels + first + at.c : 0), at.c < count);
+    weight_lines.send(half + depth * line, weights + (i64)first * apart, count, wanted * taps);
+  };
+
+  for (int k = threadIdx.x; k < depth; k += blockDim.x) table[k].x = k * line, table[k].y = k * weight_line;
+  const T *rows[4], *columns[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    rows[i] = room + min(top + spot % 32 / 4 + 8 * i, positions - 1);
+    columns[i] = room + depth * line + min(left + spot % 32 / 4 + 8 * i, across - 1);
+  }
+  T found[32] = {};
+  int other = -ROOM;  // how far away what is used next is
+  for (int first = -depth; first < from.channels; first += depth, other = -other) {
+    if (first + depth < from.channels) request(room + (other > 0 ? ROOM : 0), first + depth);
+    sent();
+    if (first < 0) continue;
+    come();
+    add_products<false, 4>(found, table, min(depth, (from.channels - first + 7) / 8 * 8), slice, slices, rows, columns);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) rows[i] += other, columns[i] += other;
+  }
+  int pitch = tall * 32 + 4;  // so that neighbouring lanes write to other banks
+#pragma unroll
+  for (int i = 0; i < 32; i++)
+    if (left + column_of(i) < across) room[(slice * across + left + column_of(i)) * pitch + top + row_of(i)] = found[i];
+  __syncthreads();
+
+  int area = to.height * to.width, down = window.apart_down, right = window.apart_right;
+  int above = window.rows - 1 - window.top, before = window.columns - 1 - window.left;  // the padding
+  dx += image * to.channels * area;
+#pragma unroll 1
+  for (Walker at(threadIdx.x, blockDim.x, last ? area : wanted, last ? wanted : area); at.a == 0; at.next()) {
+    int c = last ? at.c : at.b, place = last ? at.b : at.c, u = place / to.width + above, v = place % to.width + before;
+    // the first row and column of the kernel that add to it, and the row and column of dy that they do it for
+    int p = min(u / down, from.height - 1), q = min(v / right, from.width - 1);
+    T sum = b ? (T)b[c0 + c] : (T)0;
+    for (int s = 0; s < slices; s++)
+      for (int row = p, i = u - p * down; i < window.rows && row >= 0; i += down, row--) {
+        const T *term = room + (((s * run + c) * window.rows + i) * window.columns + v - q * right) * pitch + row * from.width;
+        for (int column = q, j = v - q * right; j < window.columns && column >= 0; j += right, column--) {
+          sum += term[column];
+          term += right * pitch;
+        }
+      }
+    dx[(c0 + c) * to.channel + place * to.position] = relu && sum <= 0 ? (T)0 : sum;
+  }
+}
+
 // Gradients for the weights. A block for each part of the bands of rows of all images (the slowest), run of channels of
 // x and run of channels of y. tile: channels of y in a run, rows in a band, slices that the sums are in, channels of x in a
 // run, rows and columns of x in shared memory, the numbers of a line of dy there, parts. With several parts each is written
@@ -355,6 +436,11 @@ __device__ __forceinline__ void weights_gradient(const D *x, const D *dy, D *dw,
 extern "C" __global__ void __launch_bounds__(512)
     convolve_tf32(const D *x, const D *w, const D *b, D *y, Dims xs, Dims ys, Dims window, Dims tile, int mirrored, int last,
                   int relu) { convolve(x, w, b, y, xs, ys, window, tile, mirrored, last, relu); }
+
+extern "C" __global__ void __launch_bounds__(512)
+    gather_tf32(const D *dy, const D *w, const D *b, D *dx, Dims ys, Dims xs, Dims window, Dims tile, int last, int relu) {
+  gather(dy, w, b, dx, ys, xs, window, tile, last, relu);
+}
 
 extern "C" __global__ void __launch_bounds__(512)
     weights_gradient_fp32(const D *x, const D *dy, D *dw, T *partial, i64 images, Dims xs, Dims ys, Dims window, Dims tile,
