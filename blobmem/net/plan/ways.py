@@ -38,7 +38,13 @@ FAIR = 0.15
 """That for a net of `MANY` arrays, of which plans are not compared."""
 
 COMPARED = 2
-"""Of how many plans that are found so, those that may take least time, the calls are made and laid out."""
+"""How many plans that are found so, and have room, are laid out, those that may take least time."""
+
+MADE = 8
+"""Of how many of them the calls are made to find these."""
+
+AIMS = 2
+"""How often one is chosen."""
 
 MANY = 1000
 """Of a net of so many arrays, or calls, no plans are compared: each takes seconds."""
@@ -156,22 +162,26 @@ def ways(net: Net, room: int, times: Times) -> Iterator[Way | float]:
 
 
 def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way]:
-    """Those by which arrays are chosen that are made anew, once each, with room for them as far as is known: what is
-    reckoned to take least time comes first."""
-    if len(whole.arrays) < MANY:
-        ways = itertools.product(PRICES, (False, True), (0, 1))
-        found = [whole.choose(room, price, sparing, power) for price, sparing, power in ways]
-    else:
-        found = [whole.choose(room, FAIR, True)]
-    found.sort(key=lambda each: (max(0, each.over), each.ms))
-    seen: list[Choice] = []
-    for choice in found:
-        if choice not in seen and len(seen) < COMPARED:
+    """Those by which arrays are chosen that are made anew, once each, with room for them: what is reckoned to take
+    least time comes first. What turns out to need more than it was chosen for is chosen again, for as much less."""
+    tries = [*itertools.product(PRICES, (False, True), (0, 1))] if len(whole.arrays) < MANY else [(FAIR, True, 1)]
+    found = [(whole.choose(room, *each), each) for each in tries]
+    found.sort(key=lambda each: (max(0, each[0].over), each[0].ms))
+    seen, most = list[Choice](), COMPARED
+    for choice, how in found[:MADE]:
+        for _ in range(AIMS):
+            if choice in seen:
+                break
             seen.append(choice)
             way = _chosen_way(net, choice, apart)
-            if lowest(way.found, way.load) > room:
-                break  # nor has any other
-            yield way
+            over = lowest(way.found, way.load) - room
+            if over <= 0:
+                yield way
+                most -= 1
+                break
+            choice = whole.choose(room - over, *how)
+        if not most:
+            break
 
 
 def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
