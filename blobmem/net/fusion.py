@@ -193,13 +193,22 @@ def _normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
 
 
 def _is_made_again(calls: Sequence[Call], at: int, kept: Operand, gamma: Operand) -> bool:
-    """Whether what the gradient of a ReLU, call `at`, reads was made anew of these (`plan.recompute`)."""
+    """Whether what the gradient of a ReLU, call `at`, reads was made anew of these (`plan.recompute`), or by a batch
+    norm that ran again and made these, too, there or by itself (`plan.again`)."""
     y = calls[at].operands[0]
     made = next((i for i in range(at - 1, 0, -1) if _relu_in_place(calls, i, calls[at].operand(0))), None)
     if made is None or not _is(calls, made - 1, "scale_forward"):
         return False
     x, times, _, out = calls[made - 1].operands
-    return _same(out, y) and _same(x, kept) and _same(times, gamma)
+    if not _same(out, y) or not _same(times, gamma):
+        return False
+    if _same(x, kept):
+        return True
+    if made < 2 or not _is(calls, made - 2, "batch_norm_given") or not _same(x, calls[made - 2].operands[1]):
+        return False
+    inv_std, before = calls[made - 2].operands[4], reversed(calls[:at])
+    maker = next((each for each in before if any(view.memory is kept.memory for view in each.writes)), None)
+    return maker is not None and maker.op == "batch_norm_given" and _same(maker.operands[4], inv_std)
 
 
 def _made_again(calls: Sequence[Call], at: int) -> Group | None:

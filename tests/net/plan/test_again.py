@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from cuda_devices import DEVICES
+from cuda_devices import DEVICES, needs_compiler
+from cuda_emulation import EmulatedCuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_nets import DATA, ask_at_random, assert_same, conv, iterate, layer, loss, made, nets_at_random
@@ -71,6 +72,37 @@ def test_the_same_bits(monkeypatch, device, part, seed, rounds):
         assert {"n/normalized", "p", "p/mask", "d", "drop/mask", "l", "e"} <= {*choosing.again[0]}
         norms = {str(each.op) for each in net.compiled()[1].calls} & {"batch_norm_forward", "batch_norm_given"}
         assert norms == {"batch_norm_forward" if device.family == "host" else "batch_norm_given"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_relu_behind_a_batch_norm_that_runs_again_has_its_gradient_with_the_norms(monkeypatch, apart):
+    """Whether what the norm keeps and what the ReLU made are made in one go, or each by itself."""
+    scale = "scale_param { bias_term: true bias_filler { value: 0.3 } }"
+    block = layer("BatchNorm", "n", "c", "c") + layer("Scale", "s", "c", "c", scale) + layer("ReLU", "r", "c", "c")
+    text, recompute, traces, ops = (
+        conv("c", "data") + block + conv("e", "c") + loss("e"),
+        Compilation._recompute,
+        [],
+        [],
+    )
+
+    def chosen(net, emitted, less):
+        by_name = {memory.name: memory for memory in emitted.again.offers}
+        both = top, kept = by_name["c"], by_name["n/normalized"]
+        rounds = [Round(top, 0, [top], [*both]), Round(kept, 0, [kept], [kept])]
+        return recompute(net, emitted, Less((), (), rounds) if apart else Less(both))
+
+    for memory in ("keep", "train"):
+        with monkeypatch.context() as patch:
+            if memory == "train":
+                patch.setattr(Compilation, "_recompute", chosen)
+            net = made(DATA + text, EmulatedCuda(), memory)
+            traces.append([*iterate(net), *iterate(net)])
+        ops.append([step.call.op for step in net.compiled()[1]._program()])
+    assert_same(*traces)
+    assert [op for op in ops[1] if op in {*ops[0]}] == ops[0] and "relu_backward" not in ops[1]
+    assert sum("given" in op for op in ops[1]) == 1 + apart
 
 
 @given(nets_at_random(), st.integers(0, 99), st.sampled_from([0.3, 0.6, 1]), st.booleans())
