@@ -62,7 +62,7 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
     tight = int((SPREAD if net.spreads else 1.0 if slices is None else EARLY) * room)
     tight -= tight // GAPS if len(usual.places.lives.arena) >= MANY_LIVES else 0
     search = Divisions(net, tight if net.spreads else room, good)
-    for way in ways(net, tight, times) if slices is None else search.ways(slices):
+    for way in ways(net, tight, times, lambda: search.best) if slices is None else search.ways(slices):
         if not isinstance(way, Way):
             if best is not None and best.ms <= way * usual_ms:
                 break

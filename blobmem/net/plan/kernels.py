@@ -1,6 +1,7 @@
-"""Compiled: arrays put one after another at the lowest offset that is free while they live, and a search for an order.
+"""Compiled: arrays put one after another at the lowest offset that is free while they live, and a search for an order;
+and what choices of what is made anew, or evicted, ask most often.
 
-Times and sizes are int64, sizes and offsets in units of the alignment. All is a function of the arguments alone.
+Steps and sizes are int64, sizes and offsets in units of the alignment. All is a function of the arguments alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import numpy as np
 from blobmem.ops.host.compiled import kernel, part
 
 Ints = np.ndarray
+Floats = np.ndarray
+Bools = np.ndarray
 NO_LIMIT = 1 << 62
 
 
@@ -138,3 +141,43 @@ def beyond_turn(
             come += copy[index]
             begin = min(begin, wanted[index] - come)
     return end - turn, turn - begin
+
+
+@kernel
+def next_uses(
+    step: int, clock: Floats, read: Ints, reads: Ints, gone: Bools, write: Ints, writes: Ints, take: Ints, takes: Ints
+) -> Floats:
+    """Of each array, when the first step from `step` on, of those whose times `clock` has, reads it or makes of it one
+    that is `gone`; infinite if none does.
+
+    Args:
+        read, reads: steps that read arrays, one array's behind another's, and where each one's begin, and all end.
+        gone: by array.
+        write, writes: the same of the arrays that calls fill, by call.
+        take, takes: the same of what calls read, in rows: the array if it is as the call found it, that which has the
+            same numbers, the call that made it, each -1 if there is none; and whether it stays where nothing is gone.
+    """
+    result, run = np.full(gone.size, np.inf), np.full(writes.size - 1, np.inf)
+    for index in range(gone.size):
+        for at in range(reads[index], reads[index + 1]):
+            if read[at] >= step:
+                result[index] = clock[read[at]]
+                break
+    for call in range(writes.size - 2, -1, -1):
+        when = run[call]
+        for at in range(writes[call], writes[call + 1]):
+            if gone[write[at]]:
+                when = min(when, result[write[at]])
+        if when == np.inf:
+            continue
+        for at in range(takes[call], takes[call + 1]):
+            source, same, made, stays = take[at, 0], take[at, 1], take[at, 2], take[at, 3]
+            there = same >= 0 and not gone[same]
+            if source >= 0:
+                source = same if gone[source] and there else source
+                result[source] = min(result[source], when)
+            elif not stays and there:
+                result[same] = min(result[same], when)
+            elif not stays:
+                run[made] = min(run[made], when)
+    return result

@@ -12,8 +12,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from blobmem.memory import SyncedMemory
 from blobmem.net.plan.again import Round
@@ -23,8 +26,9 @@ from blobmem.net.plan.heirs import IN_PLACE
 POWERS = (0.5, 1.0)
 """Of the time until an array is needed next, by which its bytes count as freed: walks that are compared."""
 
-WALKS = 40
-"""Of so many arrays, those that spare most for their bytes, it is tried whether it takes less time to evict them."""
+WALKS, FEW = 40, 200
+"""Of so many arrays, those that spare most for their bytes, it is tried whether it takes less time to evict them; of
+fewer the more of them there are beyond so many, as each walk takes longer."""
 
 
 class Walked(NamedTuple):
@@ -68,7 +72,7 @@ def _searched(whole: Pass, room: int, power: float) -> Walked:
     while not last.short <= {*best.away}:
         last, best = walk(_sent(whole, {*best.away, *last.short})[0])
     tried = {*best.away}
-    for _ in range(WALKS):
+    for _ in range(int(WALKS * min(1.0, FEW / max(len(whole.arrays), 1)) ** 2)):
         left = [memory for memory in last.spared if memory not in tried]
         if not left:
             break
@@ -90,6 +94,13 @@ def _sent(whole: Pass, away: Collection[SyncedMemory]) -> tuple[dict[SyncedMemor
         done = max(done, clock[array.start[LATE]]) + whole.times.copy_ms(array.size)
         result[memory] = min(bisect_left(clock, done), whole.turn)
     return result, done
+
+
+def _behind_each_other(lists: Iterable[Sequence[Any]], *columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """What lists have, in so many columns, and where each begins, and the last one ends."""
+    found = [*lists]
+    places = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    return np.array([*chain.from_iterable(found)], np.int64).reshape(-1, *columns), places
 
 
 class _Walk:
@@ -124,12 +135,19 @@ class _Walk:
         self._makes = defaultdict[int, list[SyncedMemory]](list)
         for memory, at in self._maker.items():
             self._makes[at].append(memory)
+        self._number: dict[SyncedMemory | None, int] = {memory: at for at, memory in enumerate(reads)}
+        calls = range(len(whole.inputs))
+        self._read = _behind_each_other(reads.values())
+        self._written = _behind_each_other([self._number[each] for each in self._makes.get(at, ())] for at in calls)
+        self._taken = _behind_each_other(map(self._rows, calls), 4)
         self._needed = defaultdict[int, list[SyncedMemory]](list)  # by each step of backward
         for memory, steps in reads.items():
             for step in steps:
                 self._needed[step].append(memory)
         self._there, self._held = dict[SyncedMemory, None](), 0  # and bytes of it
         self._gone = set[SyncedMemory]()
+        self._costs = dict[SyncedMemory, float]()  # ms in which each is made again, as long as none of these changes:
+        self._rely = defaultdict[SyncedMemory, set[SyncedMemory]](set)  # on what is there and what is gone
         self._now, self._begins, self._loads = 0.0, list[float](), list[int]()  # of all that has run
         self._copies = list[tuple[float, float]]()  # back, from when to when
         self._leaves = defaultdict[int, list[SyncedMemory]](list)
@@ -162,6 +180,12 @@ class _Walk:
             self._held -= self._size[memory]
             if memory not in self._away:
                 self._gone.add(memory)
+                self._forget(memory)
+
+    def _forget(self, memory: SyncedMemory) -> None:
+        """It is gone, or there again, which others are made of."""
+        for other in self._rely.pop(memory, ()):
+            self._costs.pop(other, None)
 
     def _fetch(self, memories: Iterable[SyncedMemory]) -> None:
         """Have those that are evicted back, as late as will do and since when there is room; else wait for them."""
@@ -210,34 +234,37 @@ class _Walk:
     def _worth(self, memory: SyncedMemory, until: float) -> float:
         if until == math.inf:
             return 0.0
-        copy = self.whole.times.copy_ms(self._size[memory])
-        ms = copy if memory in self._away else self._ms(self._runs([memory]))
+        ms = self.whole.times.copy_ms(self._size[memory]) if memory in self._away else self._cost(memory)
         return ms / (self._size[memory] * max(until, 1e-3) ** self._power)
+
+    def _cost(self, memory: SyncedMemory) -> float:
+        """The ms in which it is made again of what is there."""
+        found = self._costs.get(memory)
+        if found is None:
+            runs = self._runs([memory])
+            found = self._costs[memory] = self._ms(runs)
+            for at in runs:
+                for source, _, _, same, _ in self.whole.inputs[at]:
+                    self._rely[source].add(memory)
+                    if same is not None:
+                        self._rely[same].add(memory)
+        return found
 
     def _next(self, step: int) -> dict[SyncedMemory, float]:
         """When, in ms, each is needed next, to be read or to make another of it."""
-        clock, result = self.whole.clock, dict[SyncedMemory, float]()
-        for memory, steps in self._reads.items():
-            at = bisect_left(steps, step)
-            result[memory] = clock[steps[at]] if at < len(steps) else math.inf
-        run: dict[int, float] = {}
-        for at in reversed(range(len(self.whole.inputs))):
-            when = run.get(at, math.inf)
-            for memory in self._makes.get(at, ()):
-                if memory in self._gone:
-                    when = min(when, result[memory])
-            if when == math.inf:
-                continue
-            for source, made, stays, same, _ in self.whole.inputs[at]:
-                if source in result and self._maker[source] == made:
-                    if source in self._gone and same is not None and same not in self._gone:
-                        source = same
-                    result[source] = min(result[source], when)
-                elif not stays and same in result and same not in self._gone:
-                    result[same] = min(result[same], when)
-                elif not stays:
-                    run[made] = min(run.get(made, math.inf), when)
-        return result
+        from blobmem.net.plan import kernels  # its compiler takes a while to import
+
+        gone = np.fromiter((memory in self._gone for memory in self._reads), bool, len(self._reads))
+        times = kernels.next_uses(step, self.whole.begins, *self._read, gone, *self._written, *self._taken)
+        return dict(zip(self._reads, times.tolist(), strict=True))
+
+    def _rows(self, at: int) -> list[tuple[int, int, int, bool]]:
+        """What a call of forward reads, as `kernels.next_uses` wants it."""
+        number, maker = self._number, self._maker
+        return [
+            (number[source] if maker.get(source) == made else -1, number.get(same, -1), made, stays)
+            for source, made, stays, same, _ in self.whole.inputs[at]
+        ]
 
     def _runs(self, memories: Iterable[SyncedMemory]) -> set[int]:
         """The calls that make these of what is there."""
@@ -304,6 +331,7 @@ class _Walk:
                     held.pop(memory, None)
                     self._have(memory)
                     self._gone.discard(memory)
+                    self._forget(memory)
                     made.add(memory)
             pinned = needed | {memory for memory, until in last.items() if until >= at}
             took = 0.0 if whole.unit[at] in ran else whole.cost[at]

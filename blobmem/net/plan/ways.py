@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,10 +47,13 @@ AIMS = 2
 """How often one is chosen."""
 
 MANY = 1000
-"""Of a net of so many arrays, or calls, no plans are compared: each takes seconds."""
+"""Of a net of so many arrays, or calls, no plans are compared, and there are no rounds: each takes seconds."""
 
-SOME = 300
-"""Of a net of so many arrays there are no rounds: each walk takes seconds."""
+PACKED = (1.0, 0.93, 0.87)
+"""What part of the room rounds may take, as many arrays that come and go leave gaps."""
+
+GAPLESS = 1.1
+"""How many times as long as its calls and those of its rounds a plan may take for the gaps in it to be few."""
 
 SHARES = (1.0, 0.0, math.inf)
 """How many times the usual share of a pass may be spent to make arrays anew, and the rest is evicted, if none fits."""
@@ -138,19 +141,17 @@ class Way(NamedTuple):
     away: set[SyncedMemory] | None = None
 
 
-def ways(net: Net, room: int, times: Times) -> Iterator[Way | float]:
+def ways(net: Net, room: int, times: Times, best: Callable[[], float]) -> Iterator[Way | float]:
     """The ways that are compared, and behind them those that may take less room, which are the same for any room: what
     an error says would do then does. Before those that are only made for want of others comes how many times as long as
-    without a limit one of these may take for that."""
+    without a limit one of these may take for that. `best` says how many ms the best takes of those that came before."""
     if room > 0:
         plain, apart = taken_apart(net, APART * room)
         whole = Pass(again_in(net, plain.made), plain.made.places, plain.found, times)
         yield from _chosen_ways(net, whole, apart, room)
         yield GOOD
-        if lowest(plain.found, plain.load) <= room and len(whole.arrays) < SOME:
-            found = walked(whole, room)
-            if found.over <= 0:
-                yield way_with(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
+        if lowest(plain.found, plain.load) <= room and len(whole.arrays) < MANY:
+            yield from _walked_ways(net, whole, apart, room, best)
         yield math.inf
     plain, apart = taken_apart(net, 0)
     again = again_in(net, plain.made)
@@ -186,6 +187,17 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way
 
 def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
     return way_with(net, Less(choice.anew, choice.held, (), apart))._replace(away=choice.away)
+
+
+def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[[], float]) -> Iterator[Way]:
+    """Those with rounds, in less and less of the room until there are few gaps."""
+    for part in PACKED:
+        found = walked(whole, int(part * room))
+        if found.over > 0:
+            return
+        yield way_with(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
+        if best() <= GAPLESS * (whole.clock[-1] + found.ms):
+            return
 
 
 def again_in(net: Net, made: Made) -> Again:

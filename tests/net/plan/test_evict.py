@@ -476,8 +476,8 @@ def test_what_is_cheaper_is_done(monkeypatch):
 def nothing_anew(monkeypatch):
     """But what always is: a script's changes do not count in what is made anew, nor in what that is made of."""
     monkeypatch.setattr(ways, "PRICES", ())
-    monkeypatch.setattr(ways, "SOME", 0)
-    monkeypatch.setattr(ways, "_chosen_ways", lambda *_: ())
+    for kind in ("_chosen_ways", "_walked_ways"):
+        monkeypatch.setattr(ways, kind, lambda *_: ())
     limits = least_of_deep, least_of_late
     for limit in limits:
         limit.cache_clear()

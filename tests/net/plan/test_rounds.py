@@ -1,11 +1,16 @@
 """Rounds: what is made anew as often as it takes, so that few arrays are there at a time."""
 
+import math
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made
 
 from blobmem import SimulatedDevice
 from blobmem.errors import OutOfDeviceMemory
-from blobmem.net.plan import times
+from blobmem.net.plan import kernels, rounds, times
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Pass
 from blobmem.net.plan.evict import loads
@@ -81,3 +86,64 @@ def test_the_same_bits_at_the_least():
     assert_same(*([*iterate(net), *iterate(net)] for net in nets))
     held = [net.device.statistics.peak_bytes for net in nets]
     assert held[1] <= caught.value.requested < held[0] // 2
+
+
+# -------------------------------------------------------------------- how walks are found quickly
+
+
+def test_what_it_takes_to_make_arrays_again_is_remembered_while_it_is_so(monkeypatch):
+    monkeypatch.setattr(times, "LINK", 1.0)
+    every = whole(built(), evicts=True)
+    room = int(0.25 * every.load.max())
+    found = walked(every, room)
+    assert len(found.rounds) > BLOCKS / 2
+    monkeypatch.setattr(rounds._Walk, "_cost", lambda walk, memory: walk._ms(walk._runs([memory])))
+    assert walked(every, room) == found
+
+
+@st.composite
+def chains(draw):
+    """Calls, each of which makes an array of some of those before it: as they were found, as others that have the same
+    numbers, or only by the call that made them; and which of the arrays are gone, and are read by which steps."""
+    count = draw(st.integers(1, 8))
+    flags, steps = st.booleans(), st.lists(st.integers(0, 9), max_size=3, unique=True).map(sorted)
+    takes = [
+        [
+            (maker if draw(flags) else -1, draw(st.integers(-1, maker - 1)), maker, draw(flags))
+            for maker in draw(st.lists(st.integers(0, at - 1), max_size=3))
+        ]
+        if at
+        else []
+        for at in range(count)
+    ]
+    return takes, [draw(flags) for _ in takes], [draw(steps) for _ in takes], draw(st.integers(0, 9))
+
+
+@given(chains())
+def test_the_next_use_of_an_array_is_that_of_what_is_gone_and_made_of_it_too(drawn):
+    takes, gone, reads, step = drawn
+    wanted = [min((float(at) for at in own if at >= step), default=math.inf) for own in reads]
+
+    def visit(call, when):
+        for source, same, maker, stays in takes[call]:
+            there = same >= 0 and not gone[same]
+            if source >= 0:
+                source = same if gone[source] and there else source
+                wanted[source] = min(wanted[source], when)
+            elif not stays and there:
+                wanted[same] = min(wanted[same], when)
+            elif not stays:
+                visit(maker, when)
+
+    before = None
+    while before != wanted:
+        before = [*wanted]
+        for call, when in enumerate(before):
+            if gone[call] and when < math.inf:
+                visit(call, when)
+    own = [[at] for at in range(len(takes))]
+    rows = (
+        *rounds._behind_each_other(reads), np.array(gone), *rounds._behind_each_other(own),
+        *rounds._behind_each_other(takes, 4),
+    )  # fmt: skip
+    assert kernels.next_uses(step, np.arange(10.0), *rows).tolist() == wanted
