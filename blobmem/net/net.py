@@ -85,8 +85,8 @@ class Net(Access, Placement, Compilation):
             an arena a top that only they read is then never made. Both are for nets that only run forward, and a device
             that computes deterministically has none. "slices": where a device has no room for all that one call uses
             of a net with memory="train", it and calls next to it take the batch in slices. Defaults are "parts" where
-            memory is "inference", "fold" where a net that only runs forward is in halves, and "slices" where memory is
-            "train"; () is none.
+            memory is "inference", "fold" where a net that only runs forward is in halves or built for a device whose
+            math is "tf32", and "slices" where memory is "train"; () is none.
         backward_streams: 2 lets a GPU compute gradients of parameters beside those of data, and branches beside each
             other, on a second stream with a workspace of its own. The bits are the same. Devices without streams, the
             CPU say, do as with 1. "auto" is what was measured to be faster, by a solver with "auto", for such a net
@@ -254,8 +254,12 @@ class Net(Access, Placement, Compilation):
 
     def _checked_passes(self, names: Iterable[str] | None, half: bool) -> frozenset[str]:
         if names is None:
-            slices = self.memory == "train" and not self.forward_only
-            defaults = {"parts": self.memory == "inference", "fold": half and self.forward_only, "slices": slices}
+            rounds = half or getattr(self.device, "math", "") == "tf32"
+            defaults = {
+                "parts": self.memory == "inference",
+                "fold": rounds and self.forward_only,
+                "slices": self.memory == "train" and not self.forward_only,
+            }
             return frozenset(name for name, wanted in defaults.items() if wanted)
         passes = frozenset(names)
         for name in sorted(passes.difference(PASSES)):

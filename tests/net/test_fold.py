@@ -295,13 +295,17 @@ def test_a_part_that_divides_nothing_ends_nothing():
     assert net.passes == {"fold"} and ops(net) == FOLDED
 
 
-def test_halves_that_only_run_forward_have_it_by_themselves():
+def test_halves_and_tf32_that_only_run_forward_have_it_by_themselves():
     def passes(dtype="float16", phase=TEST, device=None, **options):
         return Net(text(), phase, device=device or emulated(), dtype=dtype, **options)
 
     assert passes(forward_only=True).passes == {"fold"}
     assert passes(memory="inference").passes == {"fold", "parts"}
     assert passes("float32", memory="inference").passes == {"parts"}
+    rounding = emulated()
+    rounding.math = "tf32"
+    assert passes("float32", device=rounding, forward_only=True).passes == {"fold"}
+    assert passes("float32", device=rounding).passes == frozenset()
     assert passes().passes == passes(forward_only=True, passes=()).passes == frozenset()
     with pytest.raises(ValueError, match="'fold' is for a net that only runs forward"):
         passes(passes=("fold",))
