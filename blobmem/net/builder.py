@@ -173,7 +173,8 @@ def build_nets(
     train = _build(train_spec, batch=train_batch, memory=memory, **common)
     nets = Nets(train)
     common["memory"] = memory if memory == "keep" else "inference"
-    common["passes"] = ()  # the arena is as large as the train net needs it anyway
+    # the arena is as large as the train net needs it anyway, but for want of memory
+    common["passes"] = () if memory == "keep" else ("slices",)
     for index, spec in enumerate(test_specs):
         batch = test_batches[index] if test_batches else None
         test = _build(

@@ -152,6 +152,7 @@ class Compilation:
         self._folded: Folded | None = None  # what of the forward schedule has batch norm in its weights
         self._follower: Follower | None = None  # makes these weights
         self._parts: Parts | None = None  # how the forward schedule takes the batch
+        self._part_room: int | None = None  # bytes for which it has to, where there is room for no more
         self._sliced: Sliced | None = None  # how a run of layers does, for want of memory
         self._arena: Arena | None = None
         self._plan: Plan | None = None
@@ -318,7 +319,8 @@ class Compilation:
         if not self.brings:
             return made
         forward, backward, times = made.forward, made.backward, Times(self.device)
-        layers = made.sliced.layers if made.sliced is not None else None
+        divided = made.sliced or self._parts
+        layers = divided.layers if divided is not None else None
         arrays, absent = list[Blob](), made.absent
 
         def places() -> Sequence[Sequence[int]]:
@@ -364,7 +366,7 @@ class Compilation:
 
     def _evicted_now(self) -> set[SyncedMemory]:
         """Those of its memories that a plan has evicted for good, if it is to bring them: not a net that keeps all."""
-        if self._arena is None or self._parts is not None:
+        if self._arena is None:
             return set()
         params = {blob.data_view.memory for blobs in self.params.values() for blob in blobs}
         return {memory for memory in (*params, *self._evicted) if memory.evicted}
@@ -527,15 +529,29 @@ class Compilation:
             self._follower = Follower(self._folded.makers, self.device)
         return self._folded.calls
 
+    def take_parts(self, room: int) -> bool:
+        """Let a net that only runs forward take the batch in as many parts as its arrays want for no more than so many
+        bytes, or whole if that is enough, where it may: whether its calls are to be made anew."""
+        if not self._takes("slices") or self._part_room == room:
+            return False
+        self._part_room = room
+        return True
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether it takes the batch in parts, or looked whether it has to, for want of room."""
+        return self._part_room is not None
+
     def _in_parts(self, forward: list[Call]) -> Parts | None:
         """The calls with the first layers taking the batch in parts, if they are to and it is worth it."""
         this: Any = self
-        if not self._takes("parts"):
+        if not self._takes("parts" if self._part_room is None else "slices"):
             return None
         keeps = self._arena is None
         free = {*halves(this, ())} - {*self.read_after()} if keeps else self._free(())
         ops = table(self.device.family)
-        parts = in_parts(forward, ops, free, keeps, bool(self._images_last), self.device.is_host)
+        last, on_host = bool(self._images_last), self.device.is_host
+        parts = in_parts(forward, ops, free, keeps, last, on_host, self._part_room)
         if parts is None or keeps or not hasattr(self.device, "workspace_limit"):
             return parts
         pieces = {piece.data_view.memory for piece in parts.pieces}

@@ -84,7 +84,8 @@ class Net(Access, Placement, Compilation):
             convolution or an inner product are folded into weights of the net's own, which follow the parameters; in
             an arena a top that only they read is then never made. Both are for nets that only run forward, and a device
             that computes deterministically has none. "slices": where a device has no room for all that one call uses
-            of a net with memory="train", it and calls next to it take the batch in slices. Defaults are "parts" where
+            of a net with memory="train", it and calls next to it take the batch in slices, and the first layers of one
+            with memory="inference" take it in parts, as many as it takes. Defaults are "parts" and "slices" where
             memory is "inference", "fold" where a net that only runs forward is in halves or built for a device whose
             math is "tf32", and "slices" where memory is "train"; () is none.
         backward_streams: 2 lets a GPU compute gradients of parameters beside those of data, and branches beside each
@@ -258,7 +259,7 @@ class Net(Access, Placement, Compilation):
             defaults = {
                 "parts": self.memory == "inference",
                 "fold": rounds and self.forward_only,
-                "slices": self.memory == "train" and not self.forward_only,
+                "slices": self.memory == "inference" or (self.memory == "train" and not self.forward_only),
             }
             return frozenset(name for name, wanted in defaults.items() if wanted)
         passes = frozenset(names)
@@ -266,8 +267,11 @@ class Net(Access, Placement, Compilation):
             raise ValueError(f"passes are {', '.join(PASSES)}; there is none called {name!r}")
         for name in sorted(passes - {"slices"} if not self.forward_only else ()):
             raise ValueError(f"'{name}' is for a net that only runs forward: build it with forward_only=True too")
-        if "slices" in passes and (self.forward_only or self.memory != "train"):
-            raise ValueError("'slices' is for a net that trains: build it with memory='train', not forward_only")
+        if "slices" in passes and self.memory != "inference" and (self.forward_only or self.memory != "train"):
+            raise ValueError(
+                "'slices' is for a net that trains: build it with memory='train', not forward_only; or with "
+                "memory='inference'"
+            )
         return passes
 
     # ---------------------------------------------------------------- running
@@ -308,7 +312,8 @@ class Net(Access, Placement, Compilation):
             "%s %s: its layers are run, or looked at, one by one. Build it with passes=() to have that from the start",
             self.identity, _WITHOUT[name],
         )  # fmt: skip
-        self.passes -= {name}
+        self.passes -= {name, "slices"} if name == "parts" else {name}
+        self._part_room = None
         self._end_plan()
 
     def _check_written(self, span: Span) -> None:

@@ -400,6 +400,9 @@ class Solver:
         varied: dict[str, None] = {}
         loss = 0.0
         with net.group.lock:
+            if self.net.device.most_bytes is not None:
+                self._place_updates()
+                self.net.compiled()  # whose plan says what room there is for tests, and what they bring
             for _ in range(passes):
                 loss += net.run_forward()
                 for name in net.outputs:

@@ -300,8 +300,8 @@ def test_halves_and_tf32_that_only_run_forward_have_it_by_themselves():
         return Net(text(), phase, device=device or emulated(), dtype=dtype, **options)
 
     assert passes(forward_only=True).passes == {"fold"}
-    assert passes(memory="inference").passes == {"fold", "parts"}
-    assert passes("float32", memory="inference").passes == {"parts"}
+    assert passes(memory="inference").passes == {"fold", "parts", "slices"}
+    assert passes("float32", memory="inference").passes == {"parts", "slices"}
     rounding = emulated()
     rounding.math = "tf32"
     assert passes("float32", device=rounding, forward_only=True).passes == {"fold"}

@@ -50,11 +50,11 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
     """
     made.drawn = draft(net, made.schedules, made.kept)
     most, times = net.device.most_bytes, Times(net.device)
-    if most is None or net.forward_only:
+    if most is None:
         return made
     beside = _beside(net, made)
     room, usual = most - beside, made
-    others, who = max(_sharers(net), key=itemgetter(0))
+    others, who = max(_sharers(net, room), key=itemgetter(0))
     if max(made.places.layout.nbytes, others) <= room and slices is None:
         made.ms = reckon(made.places, times).ms
         return made
@@ -85,12 +85,36 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
     raise _too_little(net, smallest, usual, most, beside)
 
 
-def _sharers(net: Net) -> Iterator[tuple[int, str]]:
-    """What others need of its arena, who have no other way, and who these are: nets that run forward alone, and updates
-    that come after backward, with whose needs those of these nets are."""
+def forward_fitting(net: Net, made: Made) -> Made:
+    """The calls of a net that only runs forward, drafted; the batch in parts if the device may not hold its arena
+    otherwise."""
+    made.drawn = draft(net, made.schedules, made.kept)
+    if net.device.most_bytes is None:
+        return made
+    room = wanted = room_of(net, made)
+    for _ in range(TRIES):
+        if made.places.layout.nbytes <= room or not net.take_parts(wanted):
+            break
+        made = net._made()
+        made.drawn = draft(net, made.schedules, made.kept)
+        wanted -= max(0, made.places.layout.nbytes - room)  # for scratch, say
+    return made
+
+
+def _sharers(net: Net, room: int) -> Iterator[tuple[int, str]]:
+    """What others need of its arena, who have no other way, and who these are: nets that run forward alone, in parts of
+    the batch if there is no such room, and updates that come after backward, with whose needs those of these nets
+    are."""
     for other in net.group.members:
         if other.forward_only and other._arena is net._arena:
             other.compiled()
+            wanted, wants = room, other.lacks_room
+            for _ in range(TRIES):
+                if not (wants or other.plan_bytes > room) or not other.take_parts(wanted):
+                    break
+                other._end_plan()
+                other.compiled()
+                wanted, wants = wanted - max(0, other.plan_bytes - room), False
             yield other.plan_bytes, str(other.identity)
     arena, needs = net.arena_memory(), net.beside()
     yield (
@@ -106,14 +130,16 @@ def room_of(net: Net, made: Made) -> int:
 
 
 def _beside(net: Net, made: Made) -> int:
-    """Bytes that all but the arena takes of the device, by the time that the nets have run."""
+    """Bytes that all but the arena takes of the device, by the time that the nets have run; of a net that only runs
+    forward, beside those that are compiled."""
     assert net._arena is not None
     arena = net._arena.memory(net.device)
     within = {arena, *(life.key for life in _own(made.places))}
     needs = net.beside()
     taking = [_outside(made.schedules, within), _most(needs() if needs is not None else (), within)]
     for other in net.group.members:
-        if other is not net and other.device is net.device and (other.forward_only or other._schedules is not None):
+        known = other._schedules is not None or (other.forward_only and not net.forward_only)
+        if other is not net and other.device is net.device and known:
             taking.append(_outside(other.compiled(), {arena}))
     taken = {memory: max(each.get(memory, 0) for each in taking) for memory in chain.from_iterable(taking)}
     more = sum(max(0, nbytes - memory.gpu_capacity) for memory, nbytes in taken.items())

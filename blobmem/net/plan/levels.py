@@ -20,7 +20,7 @@ from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.evict import lingering, loads
-from blobmem.net.plan.fitting import EARLY, fitting, room_of
+from blobmem.net.plan.fitting import EARLY, fitting, forward_fitting, room_of
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
 from blobmem.net.plan.state import content_of, whiles_of, with_moved
@@ -72,11 +72,13 @@ def fit(net: Net, made: Made) -> Made:
 
     Raises OutOfDeviceMemory, naming the least that would do, if not even all of it is enough.
     """
+    if net.forward_only:
+        return forward_fitting(net, made)
     found = _fitted(net, made)
     if found is not made:
         _tell(net, found, made.places.layout.nbytes)
         net.streams, net.open_streams = 1, None  # which is not to be tried on two
-    if net.device.most_bytes is not None and not net.forward_only:
+    if net.device.most_bytes is not None:
         net.trim_arena(room_of(net, found))  # a plan with less beside it may have had more
     return found
 
@@ -255,10 +257,21 @@ def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
 
 
 class _Pass(NamedTuple):
-    """What runs in an arena by itself: calls, and the positions at which others may be put in."""
+    """What runs in an arena by itself.
+
+    Attributes:
+        calls: all of them.
+        places: the positions at which others may be put in.
+        together: the first and the last of layers that only run together, in parts of the batch, if there are such.
+    """
 
     calls: Sequence[Call]
     places: Sequence[int]
+    together: tuple[int, int] | None = None
+
+    def alone(self, layer: int) -> bool:
+        """Whether a layer may run by itself."""
+        return self.together is None or not self.together[0] <= layer <= self.together[1]
 
 
 def _passes(net: Net, made: Made) -> list[_Pass]:
@@ -266,8 +279,11 @@ def _passes(net: Net, made: Made) -> list[_Pass]:
     both = made.forward, made.backward
     found = [_Pass(*each) for each in zip(both, net._joints(*both, made.passing), strict=True)]
     others = [each for each in net.group.members if each.forward_only and each._arena is net._arena]
-    alone = [*net.updates_after(), *(each.compiled()[0].calls for each in others)]
-    return found + [_Pass(calls, range(len(calls) + 1)) for calls in alone]
+    found += [_Pass(calls, range(len(calls) + 1)) for calls in net.updates_after()]
+    for each in others:
+        calls, parts = each.compiled()[0].calls, each._parts
+        found.append(_Pass(calls, range(len(calls) + 1), None if parts is None else parts.layers))
+    return found
 
 
 def _candidates(net: Net, made: Made) -> list[_Candidate]:
@@ -280,13 +296,17 @@ def _candidates(net: Net, made: Made) -> list[_Candidate]:
         sizes.update((blob.diff_view.memory, blob.nbytes) for blob in params if blob.has_diff)
     stays = {*net.read_after(), *(life.key for life in made.places.lives.arena)}
     ops, passes, found = table(net.device.family), _passes(net, made), []
-    whiles, times = [whiles_of(*each, sizes) for each in passes], Times(net.device)
+    whiles = [whiles_of(each.calls, each.places, sizes, each.together) for each in passes]
+    times = Times(net.device)
     for memory, size in sizes.items():
         own = [(each, of_pass.get(memory, ())) for each, of_pass in zip(passes, whiles, strict=True)]
         users = [each.calls[at] for each, of_pass in own for one in of_pass for at in one.uses]
         # a layer by itself would not bring what another one's call does
         fit = all(
-            each.calls[one.before].layer == each.calls[one.uses[0]].layer for each, of_pass in own for one in of_pass
+            each.calls[one.before].layer == each.calls[one.uses[0]].layer
+            for each, of_pass in own
+            for one in of_pass
+            if each.alone(each.calls[one.uses[0]].layer)
         )
         fit = fit and bool(users) and all(_is_usual(user, memory, size, ops) for user in users)
         if size < FROM or memory in stays or not fit:

@@ -90,8 +90,10 @@ def in_parts(
     whole: bool = False,
     images_last: bool = False,
     on_host: bool = False,
+    most: int | None = None,
 ) -> Parts | None:
-    """The calls of a pass forward with a leading stretch in parts, if that makes what the net holds much smaller.
+    """The calls of a pass forward with a leading stretch in parts, if that makes what the net holds much smaller, or
+    as much smaller as has to be.
 
     How many parts, from 2 to 16 equal ones, and where the stretch ends, is a function of sizes alone: what an arena
     would take, without scratch.
@@ -103,13 +105,15 @@ def in_parts(
         whole: all arrays stay whole nevertheless, and parts are slices of them.
         images_last: they will run with images channels last.
         on_host: the device is the host, where small parts take no longer.
+        most: bytes that the arena may take, where the fewest parts that do with these are wanted, down to single items;
+            else those that need least.
     """
     stretch = _stretch(calls, ops)
     if stretch is None:
         return None
     rewritten = channels_last(calls) if images_last else calls
     turned = turned_of(rewritten)
-    choice = _choose(calls, stretch, free, whole, turned, _in_both_orders(rewritten), on_host)
+    choice = _choose(calls, stretch, free, whole, turned, _in_both_orders(rewritten), on_host, most)
     if choice is None:
         return None
     count, end = choice
@@ -197,6 +201,7 @@ def _choose(
     turned: Mapping[SyncedMemory, int],
     both: Container[Hashable],
     on_host: bool,
+    most: int | None,
 ) -> tuple[int, int] | None:
     """The number of parts, and the first call after them; None if it is not worth it.
 
@@ -209,7 +214,10 @@ def _choose(
     arena = [(each.first, each.last, each.nbytes * (1 + (each.key in both))) for each in found.arena]
     first, last, size = np.array(arena or np.empty((0, 3)), np.int64).T
     load = loads(first, last, size, len(calls))
-    counts = [n for n in range(2, MOST_PARTS + 1) if items % n == 0 and items // n >= FEWEST_ITEMS]
+    if most is None:
+        counts = [n for n in range(2, MOST_PARTS + 1) if items % n == 0 and items // n >= FEWEST_ITEMS]
+    else:
+        counts = [n for n in range(2, items + 1) if items % n == 0]
     extra = {count: _copies_and_misfits(calls, stretch, count, free, whole, turned) for count in counts}
     held: list[tuple[float, int, int]] = []
     for end in _ends(calls, begin, limit):
@@ -226,6 +234,11 @@ def _choose(
                     part[start - begin : stop + 1 - begin] += nbytes
                 more = (count - 1) * (end - begin) * _CALL if on_host else 0  # it holds arrays, too
                 held.append((outside + more + max(int(part.max()) / count + crossing, rest), count, end))
+    if most is not None:
+        if int(load.max(initial=0)) + sum(turned.values()) <= most:
+            return None
+        goal = max(most, min((nbytes - outside for nbytes, _, _ in held), default=0))
+        return min(((count, end) for nbytes, count, end in held if nbytes - outside <= goal), default=None)
     before = outside + sum(turned.values()) + int(load.max(initial=0))
     return _best(held, outside, before, _NEARLY * before if on_host else None)
 

@@ -640,6 +640,40 @@ def test_what_fits_at_planning_never_fails_in_a_test(share):
         solver(SimulatedDevice(limit - 1)).step(1)
 
 
+@pytest.mark.parametrize("test_first", [True, False])
+@pytest.mark.parametrize("share", [True, False])
+def test_a_test_net_takes_its_batch_in_parts_where_there_is_no_room(share, test_first):
+    """Down to what the train net needs, whose parameters are on the device only while they are used, in tests too."""
+    data = WIDE_TEST.replace("dim: 20", "dim: 48").replace("dim: 6 dim: 5", "dim: 24 dim: 24")
+    pool = layer("Pooling", "p", "b", "p", "pooling_param { kernel_size: 4 stride: 4 }")
+    text = data + conv("a", "data", outputs=8) + conv("b", "a", outputs=8) + pool + loss("p")
+
+    def run(device, tests=True):
+        each, result = solver_of(read_net(text), device=device, memory="train", share=share, tests=tests), []
+        for turn in range(4):
+            if turn % 2 == test_first:
+                each.step(1)
+                result += [entry.blob.cpu_data().copy() for entry in each.net.learnable]
+            elif tests:
+                result += [values.copy() for values in each.test_all()[0].outputs.values.values()]
+        return each, result
+
+    devices = SimulatedDevice(), SimulatedDevice()
+    expected = [run(device, tests)[1] for device, tests in zip(devices, (False, True), strict=True)][1]
+    limits = [sum(device.statistics.peak_bytes for device in devices) // 2]
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        solver_of(read_net(text), device=SimulatedDevice(1), memory="train", share=share, tests=True).step(1)
+    limits.append(caught.value.requested)
+    assert limits[1] < limits[0]
+    for limit in limits:
+        device = SimulatedDevice(limit)
+        each, found = run(device)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
+        assert each.test_nets[0]._parts is not None and device.statistics.peak_bytes <= limit
+    assert each.net.brings
+
+
 def iterate_alone(net):
     net.clear_param_diffs()
     result = [net.run_forward()]

@@ -8,7 +8,7 @@ import pytest
 from cuda_devices import needs_compiler
 from cuda_emulation import EmulatedCuda
 
-from blobmem import TEST, TRAIN, Net, SharedBlobError, SimulatedDevice, build_nets
+from blobmem import TEST, TRAIN, Net, OutOfDeviceMemory, SharedBlobError, SimulatedDevice, build_nets
 from blobmem.devices import HOST
 from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.footprint import purposes_of
@@ -275,6 +275,25 @@ def test_little_is_saved_where_it_is_much_of_the_net(monkeypatch, much, share, i
     assert (net.pieces[0].shape[0] if net.pieces else None) == items
 
 
+@pytest.mark.parametrize("part", [0.6, 0.3])
+def test_as_many_parts_as_it_takes_where_there_is_no_room_for_the_batch(part):
+    free = SimulatedDevice()
+    expected = wide(free, passes=()).forward()["prob"].copy()
+    beside = wide(SimulatedDevice(), passes=()).needs()
+    arena = max(need.nbytes for need in beside)
+    limit = free.statistics.peak_bytes - int((1 - part) * arena)
+    with pytest.raises(OutOfDeviceMemory):
+        wide(SimulatedDevice(limit), passes=()).forward()
+    device = SimulatedDevice(limit)
+    net = wide(device, passes=("slices",))
+    assert_close(net.forward()["prob"], expected)
+    assert 32 // net.pieces[0].shape[0] == (2 if part > 0.5 else 4)
+    assert device.statistics.peak_bytes <= limit
+    net.before_forward(lambda layer: None)  # a callback about layers ends the parts
+    with pytest.raises(OutOfDeviceMemory):
+        net.forward()
+
+
 # -------------------------------------------------------------------- what can be read, and what ends it
 
 
@@ -377,7 +396,7 @@ def test_wrong_passes_are_refused():
         wide(HOST, passes=["fast"])
     with pytest.raises(ValueError, match="forward_only=True"):
         Net(text(16), TRAIN, device=HOST, passes=["parts"])
-    assert wide(HOST, memory="keep").passes == frozenset() and wide(HOST).passes == {"parts"}
+    assert wide(HOST, memory="keep").passes == frozenset() and wide(HOST).passes == {"parts", "slices"}
 
 
 @pytest.mark.parametrize(
