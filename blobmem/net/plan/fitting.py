@@ -101,6 +101,13 @@ def forward_fitting(net: Net, made: Made) -> Made:
     return made
 
 
+def settle(net: Net, made: Made) -> None:
+    """Let the others that share a net's arena be as they were when this plan was found to fit, not as for the last that
+    was tried."""
+    for _ in _sharers(net, room_of(net, made)):
+        pass
+
+
 def _sharers(net: Net, room: int) -> Iterator[tuple[int, str]]:
     """What others need of its arena, who have no other way, and who these are: nets that run forward alone, in parts of
     the batch if there is no such room, and updates that come after backward, with whose needs those of these nets

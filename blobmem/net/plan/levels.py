@@ -20,7 +20,7 @@ from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.evict import lingering, loads
-from blobmem.net.plan.fitting import EARLY, fitting, forward_fitting, room_of
+from blobmem.net.plan.fitting import EARLY, fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
 from blobmem.net.plan.state import content_of, whiles_of, with_moved
@@ -79,6 +79,7 @@ def fit(net: Net, made: Made) -> Made:
         _tell(net, found, made.places.layout.nbytes)
         net.streams, net.open_streams = 1, None  # which is not to be tried on two
     if net.device.most_bytes is not None:
+        settle(net, found)
         net.trim_arena(room_of(net, found))  # a plan with less beside it may have had more
     return found
 
