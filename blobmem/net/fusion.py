@@ -206,9 +206,10 @@ def _is_made_again(calls: Sequence[Call], at: int, kept: Operand, gamma: Operand
         return True
     if made < 2 or not _is(calls, made - 2, "batch_norm_given") or not _same(x, calls[made - 2].operands[1]):
         return False
-    inv_std, before = calls[made - 2].operands[4], reversed(calls[:at])
-    maker = next((each for each in before if any(view.memory is kept.memory for view in each.writes)), None)
-    return maker is not None and maker.op == "batch_norm_given" and _same(maker.operands[4], inv_std)
+    maker = next((i for i in range(at - 1, -1, -1) if kept.memory in calls[i].written_memories()), None)
+    if maker is None or not _is(calls, maker, "batch_norm_given"):
+        return False
+    return _same(calls[maker].operands[4], calls[made - 2].operands[4])
 
 
 def _made_again(calls: Sequence[Call], at: int) -> Group | None:

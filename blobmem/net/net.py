@@ -254,12 +254,13 @@ class Net(Access, Placement, Compilation):
         return kept
 
     def _checked_passes(self, names: Iterable[str] | None, half: bool) -> frozenset[str]:
+        may_slice = self.memory == "inference" or (self.memory == "train" and not self.forward_only)
         if names is None:
             rounds = half or getattr(self.device, "math", "") == "tf32"
             defaults = {
                 "parts": self.memory == "inference",
                 "fold": rounds and self.forward_only,
-                "slices": self.memory == "inference" or (self.memory == "train" and not self.forward_only),
+                "slices": may_slice,
             }
             return frozenset(name for name, wanted in defaults.items() if wanted)
         passes = frozenset(names)
@@ -267,7 +268,7 @@ class Net(Access, Placement, Compilation):
             raise ValueError(f"passes are {', '.join(PASSES)}; there is none called {name!r}")
         for name in sorted(passes - {"slices"} if not self.forward_only else ()):
             raise ValueError(f"'{name}' is for a net that only runs forward: build it with forward_only=True too")
-        if "slices" in passes and self.memory != "inference" and (self.forward_only or self.memory != "train"):
+        if "slices" in passes and not may_slice:
             raise ValueError(
                 "'slices' is for a net that trains: build it with memory='train', not forward_only; or with "
                 "memory='inference'"

@@ -80,12 +80,8 @@ def test_a_relu_behind_a_batch_norm_that_runs_again_has_its_gradient_with_the_no
     """Whether what the norm keeps and what the ReLU made are made in one go, or each by itself."""
     scale = "scale_param { bias_term: true bias_filler { value: 0.3 } }"
     block = layer("BatchNorm", "n", "c", "c") + layer("Scale", "s", "c", "c", scale) + layer("ReLU", "r", "c", "c")
-    text, recompute, traces, ops = (
-        conv("c", "data") + block + conv("e", "c") + loss("e"),
-        Compilation._recompute,
-        [],
-        [],
-    )
+    text = conv("c", "data") + block + conv("e", "c") + loss("e")
+    recompute, traces, ops = Compilation._recompute, [], []
 
     def chosen(net, emitted, less):
         by_name = {memory.name: memory for memory in emitted.again.offers}
