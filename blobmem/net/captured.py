@@ -108,31 +108,44 @@ class _Lying:
 
     Attributes:
         replaced: all that they use of it, if the first of them replaced that.
-        turned: they have it in more than one order.
+        turned: they have it in more than one order, or parts of it that may each have to be turned as they come.
     """
 
-    __slots__ = ("_form", "_places", "replaced", "turned")
+    __slots__ = ("_known", "_order", "_written", "replaced", "turned")
 
     def __init__(self, first: Operand) -> None:
         view = first.view
-        self._form, self.turned = first.form, False
-        self._places: set[tuple[int, int]] = set()
-        self.replaced = (view.offset, view.nbytes) if first.intent is Intent.OVERWRITE else None
+        self._order, self.turned, self._written = _order(first), False, False
+        self._known = place = view.offset, view.offset + view.nbytes  # what is there in that order for sure
+        self.replaced = place if first.intent is Intent.OVERWRITE else None
 
     def allows(self, operand: Operand, view: View) -> bool:
-        """Whether a graph may have another access: what it turns, if anything, has been left by an earlier one."""
-        place = view.offset, view.nbytes
-        if place == self.replaced:
+        """Whether a graph may have another access: what it turns, if anything, has been left by an earlier one, or is
+        only read."""
+        place, writes = (view.offset, view.offset + view.nbytes), operand.intent is not Intent.READ
+        if place == self.replaced or not (self._written or writes):
             return True
         apart = operand.form is None or operand.intent is Intent.OVERWRITE
-        return operand.form == self._form and not self.turned and (apart or place in self._places)
+        return _order(operand) == self._order and not self.turned and (apart or self._knows(place))
 
     def add(self, operand: Operand, view: View) -> None:
-        place = view.offset, view.nbytes
-        self._places.add(place)
-        self.turned |= operand.form != self._form
+        place, overwrites = (view.offset, view.offset + view.nbytes), operand.intent is Intent.OVERWRITE
+        ordered, known = operand.form is not None, self._knows(place)
+        self.turned |= _order(operand) != self._order or (ordered and not known and not overwrites)
+        self._written |= operand.intent is not Intent.READ
+        if not known or (overwrites and place[0] == self._known[0]):  # as `Reordered.access` knows it
+            follows = overwrites and place[0] == self._known[1]
+            self._known = (self._known[0] if follows else place[0]), place[1]
         if place != self.replaced:
             self.replaced = None
+
+    def _knows(self, place: tuple[int, int]) -> bool:
+        return self._known[0] <= place[0] and place[1] <= self._known[1]
+
+
+def _order(operand: Operand) -> Any:
+    """In which order an operand has its bytes: in one, whatever the number of images."""
+    return None if operand.form is None else operand.form[1:]
 
 
 class Varied:

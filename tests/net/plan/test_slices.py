@@ -1,6 +1,7 @@
 """Nets with calls that a device has no room for: slices of the batch, which give the same numbers to rounding."""
 
 import functools
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from blobmem import SimulatedDevice
 from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.errors import OutOfDeviceMemory, SharedBlobError
 from blobmem.net import steps
+from blobmem.net.captured import Captured
 from blobmem.net.plan import levels
 
 pytestmark = pytest.mark.usefixtures("one_price")
@@ -149,6 +151,27 @@ def test_numbers_are_those_of_the_whole_batch(make, kind):
         assert all(net._sliced is not None and net.device.statistics.peak_bytes <= limit for net in nets)
     net = built(text, make(whole))
     assert net._sliced is None, "where there is room without, there are none"
+
+
+@needs_compiler
+def test_all_slices_are_in_one_graph():
+    """Though each has bytes of its own of what is kept for it, and the whole of it is read elsewhere: graphs of fewer
+    calls would wait for each other's copies."""
+    text = images(8)
+    lowest, whole = least(text, channels_last), least(text, channels_last, passes=())
+    for limit in (lowest, (lowest + whole) // 2):
+        found = []
+        for graphs in (True, False):
+            device = channels_last(limit)
+            device.graphs = graphs
+            net = built(text, device)
+            assert net._sliced is not None
+            found.append([iterate(net) for _ in range(4)])
+            ran = chain.from_iterable(schedule._captured.values() for schedule in net.compiled())
+            pieces = [piece for piece in chain.from_iterable(ran) if isinstance(piece, Captured)]
+            assert [len(piece.graphs) for piece in pieces] == [1, 1][: 2 * graphs]
+        for one, other in zip(*found, strict=True):
+            assert_same(one, other)
 
 
 @pytest.mark.parametrize("options", [
