@@ -32,6 +32,10 @@ from blobmem.net.plan.times import COPIES, Times
 from blobmem.net.plan.uses import Remade, Uses, moved
 from blobmem.ops.call import Call, Operand, call, like, overwrite, placed, read
 
+SLACK = 0.3
+"""ms by which copies are done before their bytes are used, where there is room for that: calls then wait once for
+several copies, and each wait that is not there saves a GPU microseconds between two kernels."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
@@ -190,7 +194,7 @@ def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Ti
     begins = np.cumsum([0.0, *(times.ms(step.calls[-1]) for step in steps)])
     latest, result, least = dict[Candidate, float](), dict[Candidate, int](), math.inf
     for each in sorted(chosen, key=lambda each: -each.back):
-        latest[each] = least = min(least, float(begins[each.back])) - times.copy_ms(each.size)
+        latest[each] = least = min(least, float(begins[each.back]) - SLACK) - times.copy_ms(each.size)
     for each in reversed(latest):
         step = each.back
         while step > max(each.left + 1, first) and begins[step] > latest[each] and load[step - 1] + each.size <= room:
@@ -215,7 +219,7 @@ def lingering(drawn: Draft, times: Times, room: int) -> Draft:
         size = round_up(operand.nbytes, ALIGNMENT)
         done = max(done, float(begins[at])) + times.copy_ms(operand.nbytes)
         until[at] = last[Use.place(operand)]
-        while until[at] + 1 < stop and begins[until[at] + 1] < done and load[until[at] + 1] + size <= room:
+        while until[at] + 1 < stop and begins[until[at] + 1] < done + SLACK and load[until[at] + 1] + size <= room:
             until[at] += 1
             load[until[at]] += size
     return drawn.lasting(until)

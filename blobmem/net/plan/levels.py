@@ -19,7 +19,7 @@ from blobmem.memory.parked import Parked
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.divisions import longer
-from blobmem.net.plan.evict import lingering, loads
+from blobmem.net.plan.evict import SLACK, lingering, loads
 from blobmem.net.plan.fitting import EARLY, fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
@@ -234,7 +234,7 @@ def _moves(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[in
         if fetched.op != "fetch":
             continue
         size = round_up(fetched.operand(0).view.nbytes, ALIGNMENT)
-        latest, step = min(latest, float(begins[at])) - times.copy_ms(size), at
+        latest, step = min(latest, float(begins[at]) - SLACK) - times.copy_ms(size), at
         while step > least.get(at, at) and begins[step] > latest and load[step - 1] + size <= room:
             step -= 1
             load[step] += size

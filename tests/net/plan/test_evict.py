@@ -22,7 +22,8 @@ from blobmem import SimulatedDevice, build_nets
 from blobmem.devices.queues import SimulatedStream
 from blobmem.errors import DeviceError, OutOfDeviceMemory
 from blobmem.net import lanes, steps
-from blobmem.net.plan import arena, fitting, times, ways
+from blobmem.net.captured import Captured
+from blobmem.net.plan import arena, evict, fitting, times, ways
 from blobmem.proto.text import read_net
 from blobmem.solvers import updater_for
 from blobmem.solvers.update import Updater
@@ -274,6 +275,31 @@ def trace_of_late(last):
 def copies(net):
     """How many arrays leave in a pass, and come back."""
     return [sum(call.op == op for one in net.compiled() for call in one.calls) for op in ("evict", "fetch")]
+
+
+@needs_compiler
+def test_calls_wait_once_for_several_copies(monkeypatch, nothing_anew):
+    """As they are done a while before: a GPU idles at each wait."""
+    text = DATA + "".join(conv(f"c{at}", f"c{at - 1}" if at else "data") for at in range(40)) + loss("c39")
+    waits = []
+
+    def build(device):
+        net = made(text, device, "train")
+        net.compiled()
+        return net
+
+    needed, expected = need(late, build, iterated)
+    for slack in (0.0, evict.SLACK):
+        monkeypatch.setattr(evict, "SLACK", slack)
+        net = build(late((least(late, build) + needed) // 2))
+        assert_same(iterated(net), expected)
+        assert min(copies(net)) > 10
+        pieces = itertools.chain(*(run for schedule in net.compiled() for run in schedule._captured.values()))
+        found = [(piece._taken, piece._lanes._waits) for piece in pieces if isinstance(piece, Captured)]
+        waits.append(
+            sum(len(after) for ran, own in found for step, after in zip(ran, own, strict=True) if not step.copies)
+        )
+    assert waits[1] < waits[0] / 2, waits
 
 
 @needs_compiler
