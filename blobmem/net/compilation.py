@@ -45,6 +45,7 @@ from blobmem.net.plan import (
 )
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.places import draft
+from blobmem.net.plan.products import divided
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Reckoned, Times, looked_up_once, reckon
 from blobmem.net.plan.updates import apart, gradients_first, spread
@@ -319,24 +320,30 @@ class Compilation:
         if not self.brings:
             return made
         forward, backward, times = made.forward, made.backward, Times(self.device)
-        divided = made.sliced or self._parts
-        layers = divided.layers if divided is not None else None
-        arrays, absent = list[Blob](), made.absent
+        items = made.sliced or self._parts
+        layers = items.layers if items is not None else None
+        arrays, absent, remade = list[Blob](), made.absent, made.remade
 
         def places() -> Sequence[Sequence[int]]:
             if anywhere:
                 return [range(len(calls) + 1) for calls in (forward, backward)]
             return self._joints(forward, backward, made.passing)
 
+        exact = getattr(self.device, "deterministic", True)  # fewer rows of a product may have other bits
+        if not exact:
+            made_forward, made_backward = (divided(calls, self.brings, layers) for calls in (forward, backward))
+            forward, backward = made_forward.calls, made_backward.calls
+            arrays += [*made_forward.arrays, *made_backward.arrays]
+            remade = moved(remade, made_forward.moved)
         if self._updates is not None:
             backward = gradients_first(backward, self.brings)
             free = set[SyncedMemory]()
-            if not getattr(self.device, "deterministic", True):  # fewer rows of a product may have other bits
+            if not exact:
                 this: Any = self
                 free = unseen(halves(this, {*memories(backward)}, params=True)).difference(made.kept)
             over = 1.0 if self.spreads else 0.0
-            backward, arrays, gone = spread(backward, places()[1], self.brings, times, over, free)
-            absent = {*absent, *gone}
+            backward, gradients, gone = spread(backward, places()[1], self.brings, times, over, free)
+            arrays, absent = [*arrays, *gradients], {*absent, *gone}
         ahead, back = (
             state.bring(calls, apart(calls, at), self.device, self.brings, layers)
             for calls, at in zip((forward, backward), places(), strict=True)
@@ -345,7 +352,7 @@ class Compilation:
         used = {*memories([*ahead.calls, *backward])}
         fetched = [array for array in (*ahead.arrays, *back.arrays, *arrays) if array.data_view.memory in used]
         return dataclasses.replace(
-            made, forward=ahead.calls, backward=backward, remade=moved(made.remade, ahead.moved), absent=absent,
+            made, forward=ahead.calls, backward=backward, remade=moved(remade, ahead.moved), absent=absent,
             fetched=fetched,
         )  # fmt: skip
 

@@ -129,7 +129,7 @@ def _fitted(net: Net, made: Made) -> Made:
     if slices and not exact and not enough:
         best = min(best, _in_less(net, good, best), key=_rank)
     for sliced in (False, True) if slices else (False,):
-        if isinstance(best, Made) and sliced != (best.sliced is not None):
+        if isinstance(best, Made) and sliced != (best.sliced is not None) and (exact or not sliced or best.ms <= good):
             continue  # the other kind is slower, or rounds
         if sliced and exact:
             best = tried(best, (), False, sliced)

@@ -16,13 +16,10 @@ import numpy as np
 
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
-from blobmem.memory.views import ALIGNMENT
 from blobmem.net.fusion import UPDATES
+from blobmem.net.plan.products import columns_of, pieces_of, taken_apart
 from blobmem.net.plan.times import Times
-from blobmem.ops.call import Call, call, like, memories, overwrite, read
-
-PIECE = 16 << 20
-"""Bytes of an array that are updated, and come and go, at a time, where updates wait; of larger ones equal parts."""
+from blobmem.ops.call import Call, memories, read
 
 
 def gradients_first(backward: Sequence[Call], evicted: Set[SyncedMemory]) -> list[Call]:
@@ -177,30 +174,24 @@ class _Gradients:
         """Have the columns of what comes from behind taken apart in place of the call that makes the gradient."""
         at = self._makers[memory]
         maker = self._backward[at]
-        dy = maker.operand(1)
-        rows, columns = dy.op_shape
-        blob, name = dy.blob, f"{dy.memory.name} (columns)"
-        dys = [Blob((rows, columns // count), dtype=blob.dtype, device=blob.device, name=name) for _ in range(count)]
-        self.instead[at] = [like(maker, call("slice_forward", dy, *map(overwrite, dys), axis=1))]
+        dys = columns_of(maker.operand(1), count)
+        self.instead[at] = [taken_apart(maker, maker.operand(1), dys)]
         self._of[memory] = maker, dys
         self.arrays += dys
         self.absent.add(memory)
 
 
 def apart(calls: Sequence[Call], joints: Sequence[int]) -> list[int]:
-    """The positions at which others may be put in, those between pieces of an update among them."""
-    pieces = (
-        at for at, each in enumerate(calls) if each.op in UPDATES and any(operand.part for operand in each.present())
-    )
+    """The positions at which others may be put in, those between calls of pieces among them."""
+    pieces = (at for at, each in enumerate(calls) if any(operand.part for operand in each.present()))
     return sorted({*joints, *chain.from_iterable((at, at + 1) for at in pieces)})
 
 
 def _in_pieces(update: Call, evicted: Container[SyncedMemory]) -> list[Call]:
     """An update as several, of equal parts of its arrays."""
     largest = max((each for each in update.present() if each.memory in evicted), key=lambda each: each.view.nbytes)
-    rows, nbytes = (largest.blob.shape or (1,))[0], largest.view.nbytes
-    most = nbytes // PIECE if all(operand.blob.shape == largest.blob.shape for operand in update.present()) else 1
-    count = max((n for n in range(1, most + 1) if rows % n == 0 and nbytes % (n * ALIGNMENT) == 0), default=1)
+    alike = all(operand.blob.shape == largest.blob.shape for operand in update.present())
+    count = pieces_of(largest) if alike else 1
     return [
         dataclasses.replace(
             update,

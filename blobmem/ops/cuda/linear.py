@@ -44,9 +44,10 @@ def inner_product_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: Cu
 
 
 @op(family="cuda", workspace=only_products)
-def inner_product_backward_data(dy: CudaArray, w: CudaArray, dx: CudaArray, *, transpose: bool, ws: CudaArray) -> None:
-    """dx = dy w (dy w^T with `transpose`)."""
-    product(dy, w, dx, ws, transpose_b=transpose)
+def inner_product_backward_data(dy: CudaArray, w: CudaArray, dx: CudaArray, *, transpose: bool, ws: CudaArray,
+                                add: bool = False) -> None:  # fmt: skip
+    """dx = dy w (dy w^T with `transpose`), added to it with `add`."""
+    product(dy, w, dx, ws, transpose_b=transpose, beta=float(add))
 
 
 @op(family="cuda", workspace=only_products)

@@ -83,12 +83,13 @@ def inner_product_forward(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, y:
 
 
 @op
-def inner_product_backward_data(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, *, transpose: bool) -> None:
-    """dx = dy w (dy w^T with `transpose`)."""
+def inner_product_backward_data(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, *, transpose: bool,
+                                add: bool = False) -> None:  # fmt: skip
+    """dx = dy w (dy w^T with `transpose`, where nothing is added), added to it with `add`."""
     if transpose:
         _dot_rows(w, dy, None, dx)
     else:
-        _multiply(dy, (dy.shape[1], 1), w, dx, False)
+        _multiply(dy, (dy.shape[1], 1), w, dx, add)
 
 
 @op

@@ -18,7 +18,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
 from blobmem.net import steps
 from blobmem.net.compilation import Compilation
-from blobmem.net.plan import levels, state, times, updates
+from blobmem.net.plan import levels, products, state, times
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.ways import Made
@@ -88,6 +88,14 @@ NETS["both"] = (
 NETS["pieces"] = (
     DATA + conv("c1", "data", outputs=16) + conv("c2", "c1", outputs=16) + layer("Pooling", "p", "c2", "p", POOL)
     + inner("fc6", "p", 64) + loss("fc6")
+)  # fmt: skip
+
+
+# an inner product whose weights and bias are of many such parts, and one without a bias
+NETS["wide"] = (
+    DATA + conv("c1", "data", outputs=8) + layer("Pooling", "p", "c1", "p", POOL) + inner("fc6", "p", 1024)
+    + layer("InnerProduct", "fc7", "fc6", "fc7", 'inner_product_param { num_output: 512 bias_term: false '
+            'weight_filler { type: "xavier" } }') + loss("fc7")
 )  # fmt: skip
 
 
@@ -340,7 +348,7 @@ def test_slices_of_the_batch_with_state_evicted(monkeypatch, order):
 def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
     """Each with its part of the update, spread over what is left of backward, or one right after another."""
     monkeypatch.setattr(steps.Step, "launch", launch_late)
-    monkeypatch.setattr(updates, "PIECE", 1 << 11)
+    monkeypatch.setattr(products, "PIECE", 1 << 11)
     monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
     with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
         solver(SimulatedDevice(1), "pieces", tested=tested).step(1)
@@ -359,7 +367,7 @@ def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
 def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, spread):
     """Each right before its part of the update, so that the gradient is never there as a whole."""
     monkeypatch.setattr(steps.Step, "launch", launch_late)
-    monkeypatch.setattr(updates, "PIECE", 1 << 11)
+    monkeypatch.setattr(products, "PIECE", 1 << 11)
     monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
 
     def needed(exact):
@@ -387,6 +395,37 @@ def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, sp
         weights.cpu_diff()
     with pytest.raises(OutOfDeviceMemory):
         solver(device=SimulatedDevice(least), net="pieces").step(1)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_products_by_evicted_weights_are_made_in_pieces(monkeypatch, order):
+    """The first while others are on their way; so the weights are never there as a whole."""
+    monkeypatch.setattr(steps.Step, "launch", launch_late)
+    monkeypatch.setattr(products, "PIECE", 1 << 11)
+
+    def needed(exact):
+        device = SimulatedDevice(1)
+        device.deterministic = exact
+        with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+            solver(device, "wide", tested=False).step(1)
+        return caught.value.requested
+
+    least = needed(exact=False)
+    device = LateSimulated(order, capacity=least)
+    device.deterministic = False
+    each = solver(device, "wide", tested=False)
+    expected = unlimited("wide", tested=False)[1]
+    for one, other in zip(trained(each), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert device.statistics.peak_bytes <= least < needed(exact=True) // 2
+    forward, backward = (schedule.calls for schedule in each.net.compiled())
+    for name in ("fc6", "fc7"):
+        weights = each.net.params[name][0].data_view.memory
+        made = [at for at, call in enumerate(forward) if call.op == "inner_product_forward" and call.layer_name == name]
+        come = [at for at, call in enumerate(forward) if call.op == "fetch" and call.attributes["home"] is weights]
+        assert len(made) > 4 and len(come) > 4 and made[0] < come[-1]
+        back = [call for call in backward if call.op == "inner_product_backward_data" and call.layer_name == name]
+        assert len(back) > 4
 
 
 def test_fewer_and_longer_slices_are_tried_where_updates_are_spread(monkeypatch):
@@ -459,7 +498,7 @@ def test_beside_cuda_graphs(make, kind, dtype):
 
 @needs_compiler
 def test_gradients_are_made_in_pieces_beside_cuda_graphs(monkeypatch):
-    monkeypatch.setattr(updates, "PIECE", 1 << 11)
+    monkeypatch.setattr(products, "PIECE", 1 << 11)
 
     def stepped(limit):
         device = EmulatedCuda(limit)

@@ -22,6 +22,8 @@ def test_inner_product(cuda, rng, shape, transpose, dtype):
     for bias in (None, b):
         cuda.compare("inner_product_forward", x, w, bias, np.full_like(dy, np.nan), transpose=transpose)
     cuda.compare("inner_product_backward_data", dy, w, np.full_like(x, np.nan), transpose=transpose)
+    if not transpose:
+        cuda.compare("inner_product_backward_data", dy, w, x, transpose=transpose, add=True)
     for accumulate in (False, True):
         filled, total = (dw, b) if accumulate else (np.full_like(dw, np.nan), np.full_like(b, np.nan))
         cuda.compare("inner_product_backward_weights", x, dy, filled, transpose=transpose, accumulate=accumulate)

@@ -27,6 +27,9 @@ def test_inner_product(shape, transpose, dtype, close, garbage):
     dx = garbage(m, k)
     linear.inner_product_backward_data(dy, w, dx, transpose=transpose)
     close(dx, wide[2] @ wide[1].T, digits)
+    if not transpose:
+        linear.inner_product_backward_data(dy, w, dx, transpose=False, add=True)
+        close(dx, 2 * wide[2] @ wide[1].T, digits)
     dw, db = garbage(*w.shape), garbage(n)
     expected = wide[0].T @ wide[2] if transpose else wide[2].T @ wide[0]
     for times in (1, 2, 3):
