@@ -348,7 +348,7 @@ class Compilation:
             state.bring(calls, apart(calls, at), self.device, self.brings, layers)
             for calls, at in zip((forward, backward), places(), strict=True)
         )
-        backward = back.calls if self._updates is None else state.join(ahead.calls, back.calls, times)
+        backward = back.calls if self._updates is None else state.join(ahead.calls, back.calls, times, self.spreads)
         used = {*memories([*ahead.calls, *backward])}
         fetched = [array for array in (*ahead.arrays, *back.arrays, *arrays) if array.data_view.memory in used]
         return dataclasses.replace(

@@ -99,9 +99,10 @@ def bring(
     return Brought(*with_others(on_arrays, put), arrays)
 
 
-def join(forward: Sequence[Call], backward: Sequence[Call], times: Times) -> list[Call]:
-    """The calls of backward, on what forward has brought where that has no time to go and come back in between."""
-    clock, last = 0.0, dict[SyncedMemory, float]()  # of arrays, when they are used last
+def join(forward: Sequence[Call], backward: Sequence[Call], times: Times, in_turn: bool) -> list[Call]:
+    """The calls of backward, on what forward has brought where that has no time to go and come back in between; with
+    `in_turn` behind the others that do, or else as if it were the only one: so less is there at a time."""
+    clock, back, last = 0.0, 0.0, dict[SyncedMemory, float]()  # of arrays, when they are used last
     brought: dict[Any, Blob] = {}  # by what is in them
     for each in forward:
         clock += 0 if each.op in COPIES else times.ms(each)
@@ -114,10 +115,13 @@ def join(forward: Sequence[Call], backward: Sequence[Call], times: Times) -> lis
     for each in backward:
         clock += 0 if each.op in COPIES else times.ms(each)
         array = brought.pop(content_of(each), None) if each.op == "fetch" else None
-        if array is not None and clock - last[array.data_view.memory] <= times.copy_ms(array.nbytes):
-            arrays[each.operand(0).memory] = array
-        else:
-            result.append(redirected(each, arrays))
+        if array is not None:
+            there = max(last[array.data_view.memory], back if in_turn else 0.0) + times.copy_ms(array.nbytes)
+            if there >= clock:
+                arrays[each.operand(0).memory] = array
+                continue
+            back = there
+        result.append(redirected(each, arrays))
     return result
 
 

@@ -22,7 +22,7 @@ from blobmem.net.plan import levels, products, state, times
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.ways import Made
-from blobmem.ops.call import call, memories, read_diff, write
+from blobmem.ops.call import call, memories, overwrite, read, read_diff, write
 from blobmem.proto.text import read_net, read_solver
 
 pytestmark = pytest.mark.usefixtures("one_price")
@@ -395,6 +395,25 @@ def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, sp
         weights.cpu_diff()
     with pytest.raises(OutOfDeviceMemory):
         solver(device=SimulatedDevice(least), net="pieces").step(1)
+
+
+@pytest.mark.parametrize("in_turn, joined", [(False, []), (True, [1])])
+def test_what_would_be_back_too_late_stays(in_turn, joined):
+    """Backward uses three arrays 3 ms behind forward, which take 2 to come back, alone or behind one another."""
+    homes = [Blob((4,)).data_view.memory for _ in range(3)]
+
+    def brought():
+        arrays = [Blob((4,)) for _ in homes]
+        fetches = [call("fetch", overwrite(a), home=home, start=0) for a, home in zip(arrays, homes, strict=True)]
+        uses = [call("use", read(array)) for array in arrays]
+        return arrays, [each for pair in zip(fetches, uses, strict=True) for each in pair]
+
+    (first, forward), (_, backward) = brought(), brought()
+    timed = SimpleNamespace(ms=lambda call: 1.0, copy_ms=lambda nbytes: 2.0)
+    found = state.join([*forward, call("other")], backward, timed, in_turn)
+    uses = [each.operand(0).blob for each in found if each.op == "use"]
+    assert [at for at, array in enumerate(uses) if array is first[at]] == joined
+    assert sum(each.op == "fetch" for each in found) == 3 - len(joined)
 
 
 @pytest.mark.parametrize("order", ORDERS)
