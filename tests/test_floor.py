@@ -1,12 +1,14 @@
 """The floor under a training step's time is none that a mix of keeping, evicting and making anew could be below."""
 
 import itertools
+import json
 import random
+import sys
 
 import pytest
 
 import blobmem
-from benchmarks import inputs
+from benchmarks import floor, inputs
 from benchmarks.floor import LINK, PRICES, Problem, least_sum, problem_of
 from blobmem import SimulatedDevice
 from blobmem.net.plan.times import Times
@@ -72,8 +74,8 @@ def test_no_mix_is_faster_than_the_floor(seed):
     whole = sum(problem.sizes) + problem.beside
     floors = [problem.floor_ms(limit) for limit in (whole, whole // 2, whole // 4, 0)]
     assert floors[0] == pytest.approx(3.0) and floors == sorted(floors)
-    for limit, floor in zip((whole, whole // 2, whole // 4, 0), floors, strict=True):
-        assert floor <= step_ms(problem, limit) + 1e-6
+    for limit, least in zip((whole, whole // 2, whole // 4, 0), floors, strict=True):
+        assert least <= step_ms(problem, limit) + 1e-6
 
 
 def test_what_must_leave_takes_its_time():
@@ -137,3 +139,15 @@ def test_signs_of_what_was_scaled_need_not_be_there(last, needed):
     problem, (forward, _) = problem_of(net), net.compiled()
     makers = {forward.calls[problem.makers[value]].layer_name for value in problem.needed}
     assert "norm" in makers and ("relu" in makers) is needed
+
+
+def test_nothing_is_faster_than_the_step_without_a_limit(tmp_path, monkeypatch, capsys):
+    report, rows = tmp_path / "report.json", [{"net": "lenet", "batch": 4, "math": "tf32"} for _ in range(2)]
+    for row, ms in zip(rows, (1e-9, 321.0), strict=True):
+        row |= {"ours": {"ms": ms}, "limits": [{"limit": 1 << 20, "ours": {"ms": 400.0}}, {"limit": 1 << 16}]}
+    report.write_text(json.dumps({"results": rows}))
+    monkeypatch.setattr(sys, "argv", ["floor.py", str(report)])
+    floor.main()
+    found = [[each["floor_ms"] for each in row["limits"]] for row in json.loads(report.read_text())["results"]]
+    assert 0 < found[0][0] <= found[0][1] < 321 and found[1] == [321, 321]
+    assert "321.00 ms at the least, took 400.00 ms" in capsys.readouterr().out
