@@ -42,11 +42,12 @@ FROM = 1 << 12
 LEVELS = (0.25, 0.5, 0.75, 1.0)
 """Parts of the bytes of all that may be evicted that are tried."""
 
-FEWER = (1, 2, 4)
+FEWER = (1, 2, 4, 8)
 """So many times fewer slices of the batch than are known to fit are tried where updates are spread."""
 
-LITTLE = 8
-"""Nothing of it is evicted where all is less than such a part of the bytes that are lacking, and others will do."""
+LITTLE, SOME = 8, 0.75
+"""Where all of it is less than such a part of the bytes that are lacking only one part of it is tried, with updates
+where they are, and with very many calls none."""
 
 WORTH = 1.03
 """How many times as long as reckoned a plan that evicts state counts as taking: it has to be better by that."""
@@ -116,7 +117,9 @@ def _fitted(net: Net, made: Made) -> Made:
     candidates, lacking = _candidates(net, made), made.places.layout.nbytes - room_of(net, made)
     good = GOOD * reckon(made.places, Times(net.device)).ms
     much = sum(each.size for each in candidates) * LITTLE > lacking
+    many = len(made.forward) + len(made.backward) >= MANY
     levels = [*dict.fromkeys(_first(candidates, part) for part in LEVELS)]
+    compared = levels if much else [] if many else [_first(candidates, SOME)]
 
     def tried(
         best: Made | OutOfDeviceMemory, level: Sequence[_Candidate], late: bool, sliced: bool
@@ -125,24 +128,27 @@ def _fitted(net: Net, made: Made) -> Made:
         found = _in_less(net, good, best if sliced else None)
         return min(best, found, key=lambda each: _rank(each, good))
 
-    enough = isinstance(best, Made) and (best.ms <= good or len(made.forward) + len(made.backward) >= MANY)
+    enough = isinstance(best, Made) and (best.ms <= good or many)
     if slices and not exact and not enough:
         best = min(best, _in_less(net, good, best), key=_rank)
     for sliced in (False, True) if slices else (False,):
-        if isinstance(best, Made) and sliced != (best.sliced is not None) and (exact or not sliced or best.ms <= good):
-            continue  # the other kind is slower, or rounds
+        if isinstance(best, Made) and sliced != (best.sliced is not None):
+            slow = best.ms > good and much
+            if not (sliced and slow) or exact:
+                continue  # the other kind is slower, or rounds
         if sliced and exact:
             best = tried(best, (), False, sliced)
         needed = best.requested if isinstance(best, OutOfDeviceMemory) else 0
         if needed:
             best = tried(best, levels[-1], False, sliced)  # which needs least
-        for level in levels if isinstance(best, Made) and much else ():
+        for level in compared if isinstance(best, Made) else ():
             if isinstance(best, Made) and best.ms <= good and len(best.state) <= len(level):
                 break
             if needed - sum(each.size for each in level) <= (net.device.most_bytes or 0):
-                late = tried(best, level, True, sliced)
-                again = needed and level is not levels[-1] and late is best
-                best = tried(best, level, False, sliced) if again else late
+                before, best = best, tried(best, level, much, sliced)
+                better = best is not before
+                if much and (not better and level is not levels[-1] if needed else better):
+                    best = tried(best, level, False, sliced)
     try:
         if isinstance(best, OutOfDeviceMemory):
             net.evict_state(())

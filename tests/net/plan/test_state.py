@@ -457,12 +457,39 @@ def test_fewer_and_longer_slices_are_tried_where_updates_are_spread(monkeypatch)
         return levels._in_less(net, 0.0, Made([], [], [], [], set(), sliced=sliced))
 
     assert tried(32, spreads=False) == [(1, 5, 32)]
-    assert tried(32, spreads=True) == [(1, 5, 32), (1, 5, 16), (1, 5, 8)]
+    assert tried(32, spreads=True) == [(1, 5, 32), (1, 5, 16), (1, 5, 8), (1, 5, 4)]
     assert tried(6, spreads=True) == [(1, 5, 6), (1, 5, 3)]
     assert tried(2, spreads=True) == [(1, 5, 2)]
     monkeypatch.setattr(levels, "longer", lambda net, layers: [(layers[0], 9)])
     assert tried(4, spreads=False) == [(1, 5, 4)]
     assert tried(4, spreads=True) == [(1, 5, 4), (1, 5, 2), (1, 9, 4), (1, 9, 2)]
+
+
+@pytest.mark.parametrize("little", [True, False])
+def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
+    """Behind all of it, which fits if anything does; much of it with updates spread over backward."""
+    monkeypatch.setattr(levels, "LITTLE", 0 if little else 1 << 30)
+    monkeypatch.setattr(levels, "GOOD", 0.0)  # whatever is found is slow
+    tried, in_less = [], levels._in_less
+
+    def noted(net, good, best):
+        found = in_less(net, good, best)
+        tried.append((sum(memory.views()[0].nbytes for memory in net._evicted), net._late, isinstance(found, Made)))
+        return found
+
+    monkeypatch.setattr(levels, "_in_less", noted)
+    needed, wanted = unlimited("images", tested=False)
+    limit = (3 * needed + least("images", tested=False)) // 4
+    tried.clear()
+    each = solver(SimulatedDevice(limit), "images", tested=False)
+    assert_same(trained(each), wanted)
+    found = [(nbytes, late) for nbytes, late, fits in tried if fits]
+    state = sum(array.nbytes for array in (*each.updater.arrays(), *(e.blob.cpu_data() for e in each.net.learnable)))
+    if little:
+        assert [late for _, late in found] == [False, False] and 0.5 * state < found[1][0] < found[0][0]
+    else:
+        sizes = [nbytes for nbytes, late in found if late]
+        assert len(sizes) > 2 and sizes == sorted({*sizes}) and sizes[-1] > 0.7 * state
 
 
 def test_a_longer_run_ends_where_half_as_much_crosses_its_end():
