@@ -45,9 +45,11 @@ LEVELS = (0.25, 0.5, 0.75, 1.0)
 FEWER = (1, 2, 4, 8)
 """So many times fewer slices of the batch than are known to fit are tried where updates are spread."""
 
-LITTLE, SOME = 8, 0.75
-"""Where all of it is less than such a part of the bytes that are lacking only one part of it is tried, with updates
-where they are, and with very many calls none."""
+LITTLE = 8
+"""All of it is little where so many times as much is less than the bytes that are lacking."""
+
+SOME = 0.75
+"""The part of little state that is tried, once, with updates where they are."""
 
 WORTH = 1.03
 """How many times as long as reckoned a plan that evicts state counts as taking: it has to be better by that."""
@@ -117,9 +119,8 @@ def _fitted(net: Net, made: Made) -> Made:
     candidates, lacking = _candidates(net, made), made.places.layout.nbytes - room_of(net, made)
     good = GOOD * reckon(made.places, Times(net.device)).ms
     much = sum(each.size for each in candidates) * LITTLE > lacking
-    many = len(made.forward) + len(made.backward) >= MANY
     levels = [*dict.fromkeys(_first(candidates, part) for part in LEVELS)]
-    compared = levels if much else [] if many else [_first(candidates, SOME)]
+    compared = levels if much else [_first(candidates, SOME)]
 
     def tried(
         best: Made | OutOfDeviceMemory, level: Sequence[_Candidate], late: bool, sliced: bool
@@ -128,7 +129,7 @@ def _fitted(net: Net, made: Made) -> Made:
         found = _in_less(net, good, best if sliced else None)
         return min(best, found, key=lambda each: _rank(each, good))
 
-    enough = isinstance(best, Made) and (best.ms <= good or many)
+    enough = isinstance(best, Made) and (best.ms <= good or len(made.forward) + len(made.backward) >= MANY)
     if slices and not exact and not enough:
         best = min(best, _in_less(net, good, best), key=_rank)
     for sliced in (False, True) if slices else (False,):
