@@ -329,14 +329,15 @@ class Compilation:
                 return [range(len(calls) + 1) for calls in (forward, backward)]
             return self._joints(forward, backward, made.passing)
 
-        exact = getattr(self.device, "deterministic", True)  # fewer rows of a product may have other bits
-        if not exact:
-            made_forward, made_backward = (divided(calls, self.brings, layers) for calls in (forward, backward))
-            forward, backward = made_forward.calls, made_backward.calls
-            arrays += [*made_forward.arrays, *made_backward.arrays]
-            remade = moved(remade, made_forward.moved)
         if self._updates is not None:
             backward = gradients_first(backward, self.brings)
+        exact = getattr(self.device, "deterministic", True)  # fewer rows of a product may have other bits
+        if not exact:
+            (forward, to, ahead_arrays), (backward, _, back_arrays) = (
+                divided(calls, self.brings, layers) for calls in (forward, backward)
+            )
+            arrays, remade = [*ahead_arrays, *back_arrays], moved(remade, to)
+        if self._updates is not None:
             free = set[SyncedMemory]()
             if not exact:
                 this: Any = self
