@@ -346,7 +346,7 @@ class Compilation:
             backward, gradients, gone = spread(backward, places()[1], self.brings, times, over, free)
             arrays, absent = [*arrays, *gradients], {*absent, *gone}
         ahead, back = (
-            state.bring(calls, apart(calls, at), self.device, self.brings, layers)
+            state.bring(calls, apart(calls, at, self.brings), self.device, self.brings, layers)
             for calls, at in zip((forward, backward), places(), strict=True)
         )
         backward = back.calls if self._updates is None else state.join(ahead.calls, back.calls, times, self.spreads)

@@ -181,9 +181,13 @@ class _Gradients:
         self.absent.add(memory)
 
 
-def apart(calls: Sequence[Call], joints: Sequence[int]) -> list[int]:
-    """The positions at which others may be put in, those between calls of pieces among them."""
-    pieces = (at for at, each in enumerate(calls) if any(operand.part for operand in each.present()))
+def apart(calls: Sequence[Call], joints: Sequence[int], evicted: Container[SyncedMemory]) -> list[int]:
+    """The positions at which others may be put in, those between calls on pieces of these memories among them."""
+    pieces = (
+        at
+        for at, each in enumerate(calls)
+        if any(operand.part and operand.memory in evicted for operand in each.present())
+    )
     return sorted({*joints, *chain.from_iterable((at, at + 1) for at in pieces)})
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
 from blobmem.net import steps
 from blobmem.net.compilation import Compilation
-from blobmem.net.plan import levels, products, state, times
+from blobmem.net.plan import levels, products, state, times, updates
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.ways import Made
@@ -395,6 +396,14 @@ def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, sp
         weights.cpu_diff()
     with pytest.raises(OutOfDeviceMemory):
         solver(device=SimulatedDevice(least), net="pieces").step(1)
+
+
+def test_copies_come_between_calls_on_pieces_of_what_is_evicted_alone():
+    """Not between those on slices of the batch, which may run as one."""
+    blobs = [Blob((256,)) for _ in range(2)]
+    calls = [call("use", replace(read(blob), part=(index, 2))) for blob in blobs for index in range(2)]
+    assert updates.apart(calls, [0, 4], {blobs[0].data_view.memory}) == [0, 1, 2, 4]
+    assert updates.apart(calls, [0, 4], set()) == [0, 4]
 
 
 @pytest.mark.parametrize("in_turn, joined", [(False, []), (True, [1])])
