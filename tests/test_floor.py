@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import blobmem
-from benchmarks import floor, inputs
-from benchmarks.floor import LINK, PRICES, Problem, least_sum, problem_of
+from benchmarks import inputs
+from benchmarks.floor import LINK, PRICES, Problem, least_sum, main, problem_of
 from blobmem import SimulatedDevice
 from blobmem.net.plan.times import Times
 
@@ -74,8 +74,8 @@ def test_no_mix_is_faster_than_the_floor(seed):
     whole = sum(problem.sizes) + problem.beside
     floors = [problem.floor_ms(limit) for limit in (whole, whole // 2, whole // 4, 0)]
     assert floors[0] == pytest.approx(3.0) and floors == sorted(floors)
-    for limit, least in zip((whole, whole // 2, whole // 4, 0), floors, strict=True):
-        assert least <= step_ms(problem, limit) + 1e-6
+    for limit, floor in zip((whole, whole // 2, whole // 4, 0), floors, strict=True):
+        assert floor <= step_ms(problem, limit) + 1e-6
 
 
 def test_what_must_leave_takes_its_time():
@@ -148,7 +148,7 @@ def test_nothing_is_faster_than_the_step_without_a_limit(tmp_path, monkeypatch, 
         row |= {"ours": ours, "limits": [{"limit": 1 << 30, "ours": {"ms": 400.0}}, {"limit": 1 << 16}]}
     report.write_text(json.dumps({"results": rows}))
     monkeypatch.setattr(sys, "argv", ["floor.py", str(report)])
-    floor.main()
+    main()
     found = [[each["floor_ms"] for each in row["limits"]] for row in json.loads(report.read_text())["results"]]
     assert 1e-3 < found[0][0] <= found[0][1] < 321 and found[1] == [321, 321]
     assert found[2][0] == pytest.approx(1e-3) and 1e-3 < found[2][1] < found[0][1]

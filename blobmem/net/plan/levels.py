@@ -148,7 +148,8 @@ def _fitted(net: Net, made: Made) -> Made:
             if needed - sum(each.size for each in level) <= (net.device.most_bytes or 0):
                 before, best = best, tried(best, level, much, sliced)
                 better = best is not before
-                if much and (not better and level is not levels[-1] if needed else better):
+                again = better if not needed else not better and level is not levels[-1]  # which was tried first
+                if much and again:
                     best = tried(best, level, False, sliced)
     try:
         if isinstance(best, OutOfDeviceMemory):

@@ -48,16 +48,17 @@ def divided(calls: Sequence[Call], evicted: Container[SyncedMemory], together: t
 
 def _in_pieces(each: Call, evicted: Container[SyncedMemory]) -> tuple[list[Call], list[Blob]] | None:
     """A product as several, and the arrays between them; None if it is none by large evicted weights."""
-    if each.op not in ("inner_product_forward", "inner_product_backward_data") or each.attributes["transpose"]:
+    if each.op == "inner_product_forward":
+        divide, params = _forward, each.operands[1:3]
+    elif each.op == "inner_product_backward_data":
+        divide, params = _backward, each.operands[1:2]
+    else:
         return None
     weights = each.operand(1)
-    bias = each.operands[2] if each.op == "inner_product_forward" else None
-    if weights.memory not in evicted or weights.part is not None:
+    if each.attributes["transpose"] or weights.memory not in evicted or weights.part is not None:
         return None
-    count = pieces_of(weights, *(() if bias is None else (bias,)))
-    if count == 1:
-        return None
-    return (_forward if each.op == "inner_product_forward" else _backward)(each, count)
+    count = pieces_of(*(one for one in params if one is not None))
+    return divide(each, count) if count > 1 else None
 
 
 def _forward(each: Call, count: int) -> tuple[list[Call], list[Blob]]:
@@ -75,13 +76,11 @@ def _backward(each: Call, count: int) -> tuple[list[Call], list[Blob]]:
     dy, weights, dx = each.operands
     assert dy is not None and dx is not None
     dys = columns_of(dy, count)
-    more = dataclasses.replace(dx, intent=Intent.WRITE)
-    made = [
-        each.over((read(piece), _part(weights, index, count), more), {**each.attributes, "add": True})
-        if index
-        else each.over((read(piece), _part(weights, index, count), dx))
-        for index, piece in enumerate(dys)
-    ]
+    added = dataclasses.replace(dx, intent=Intent.WRITE), each.attributes | {"add": True}
+    made = []
+    for index, piece in enumerate(dys):
+        result, attributes = added if index else (dx, each.attributes)
+        made.append(each.over((read(piece), _part(weights, index, count), result), attributes))
     return [taken_apart(each, dy, dys), *made], dys
 
 
@@ -91,12 +90,12 @@ def _part(operand: Operand | None, index: int, count: int) -> Operand | None:
 
 def pieces_of(*arrays: Operand) -> int:
     """Into how many equal parts arrays are divided together, of which the first is the largest: 1 if it is small."""
-    counts = range(1, arrays[0].view.nbytes // PIECE + 1)
+    counts = range(1, arrays[0].nbytes // PIECE + 1)
     return max((count for count in counts if all(_may_divide(each, count) for each in arrays)), default=1)
 
 
 def _may_divide(array: Operand, count: int) -> bool:
-    return (array.blob.shape or (1,))[0] % count == 0 and array.view.nbytes % (count * ALIGNMENT) == 0
+    return (array.blob.shape or (1,))[0] % count == 0 and array.nbytes % (count * ALIGNMENT) == 0
 
 
 def columns_of(matrix: Operand, count: int) -> list[Blob]:
