@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +38,7 @@ from blobmem.net.plan import (
     run_again,
     shut_in_pools,
     state,
+    through,
     unseen,
     update_early,
     usual,
@@ -49,7 +50,7 @@ from blobmem.net.plan.products import divided
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Reckoned, Times, looked_up_once, reckon
 from blobmem.net.plan.updates import apart, gradients_first, spread
-from blobmem.net.plan.uses import moved
+from blobmem.net.plan.uses import moved, traffic
 from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, InSlices, NeverWhole, SharingGroup, halves
@@ -87,6 +88,7 @@ class _Emitted:
         forward, backward: the calls.
         streams: `streams` and `open_streams` of a pass of them.
         remade: what backward fills by other calls than its layers'.
+        absent: memories that they do not use, though layers do.
         again: what may be made anew.
         places: the positions at which calls may be put into backward, once found.
     """
@@ -95,6 +97,7 @@ class _Emitted:
     backward: list[Call]
     streams: tuple[int, Any]
     remade: Sequence[Remade] = ()
+    absent: Set[SyncedMemory] = frozenset()
     again: Again | None = None
     places: list[int] | None = None
 
@@ -615,8 +618,11 @@ class Compilation:
         ops = table(self.device.family)
         backward, of_tops = read_tops(forward, backward, free, ops)
         backward, of_pools = shut_in_pools(forward, backward, free, ops)
-        again = Again(Uses(forward, backward, ops), free, ops)
-        return _Emitted(forward, backward, streams, [*of_tops, *of_pools], again)
+        straight, absent = through(backward, free, ops)
+        uses = Uses(forward, straight, ops)
+        uses.traffic = traffic((*forward, *backward))  # what is spared is not spent to make more anew
+        again = Again(uses, free, ops)
+        return _Emitted(forward, straight, streams, [*of_tops, *of_pools], absent, again)
 
     def _recompute(self, emitted: _Emitted, less: Less | None) -> Anew:
         """The calls with those put in by which arrays are made anew, the usual ones if it is not said which."""
@@ -631,7 +637,7 @@ class Compilation:
                 emitted.places = joints(emitted.backward, self.device, last, self._passing(calls))
             again.held = less.held
             anew = run_again(again, less.anew, self._made_anew, emitted.places, less.rounds)
-        return anew._replace(remade=[*emitted.remade, *anew.remade])
+        return anew._replace(remade=[*emitted.remade, *anew.remade], absent=anew.absent | emitted.absent)
 
     def _recomputed(self, maker: Call, blob: Blob) -> Blob:
         """The array that is made anew like a blob, from a call of forward on."""

@@ -150,8 +150,8 @@ def _elsewhere(y: Operand | None, *tops: Operand | None) -> tuple[Operand, ...]:
     return tuple(top for top in tops if top is not None and not _same(top, y))
 
 
-def _normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
-    """The gradients of the same."""
+def normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
+    """The gradients of the same; without a ReLU these may be of an array that is left as it is."""
     first, stop = calls[at], at
     relu = first.op == "relu_backward"
     if relu:
@@ -173,12 +173,15 @@ def _normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
     xhat, inv_std, dy, dx = of_norm.operands
     kept, _, dgamma = of_gamma.operands
     gamma = of_data.operands[1]
-    diffs = [*of_data.operands[::2], of_gamma.operands[1], dy]
+    given, scaled = of_data.operands[::2]
+    diffs = [given, of_gamma.operands[1]]
     diffs += [calls[stop - 1].operands[0]] if dbeta is not None else []
-    diffs += [first.operands[2]] if relu else []
+    diffs += [first.operands[2], scaled] if relu else []
     scales = [operand for operand in (dgamma, dbeta) if operand is not None]
     if (
         not _same(*diffs)
+        or not _same(scaled, dy)
+        or not (_same(given, dy) or _one_order(given, dy))
         or not _same(kept, xhat)
         or kept is None or xhat is None or kept.op_shape != xhat.op_shape
         or dgamma is None or gamma is None or len(gamma.op_shape) != 1
@@ -188,8 +191,9 @@ def _normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
     if relu and not _same(first.operands[0], _data_of(dy)) and not _is_made_again(calls, at, kept, gamma):
         return None
     beta = None if dbeta is None else dataclasses.replace(dbeta, diff=False, intent=Intent.READ, accumulate=False)
-    operands = (xhat, inv_std, gamma, beta, dy, dx, dgamma, dbeta)
-    return Group(stop + 3, _fused(first, "batch_norm_scale_backward", *operands, relu=relu))
+    operands = (xhat, inv_std, gamma, beta, given, dx, dgamma, dbeta)
+    call = _fused(first, "batch_norm_scale_backward", *operands, relu=relu)
+    return Group(stop + 3, call, () if _same(given, dy) else _elsewhere(dx, dy))
 
 
 def _is_made_again(calls: Sequence[Call], at: int, kept: Operand, gamma: Operand) -> bool:
@@ -220,7 +224,7 @@ def _made_again(calls: Sequence[Call], at: int) -> Group | None:
     y = calls[at].operand(3)
     if not _relu_in_place(calls, at + 1, y, 0.0) or not _is(calls, at + 2, "relu_backward"):
         return None
-    group = _normalize_backward(calls, at + 2) if _same(calls[at + 2].operands[0], y) else None
+    group = normalize_backward(calls, at + 2) if _same(calls[at + 2].operands[0], y) else None
     return None if group is None else group._replace(skipped=(y,))
 
 
@@ -314,46 +318,63 @@ def _sum_backward(calls: Sequence[Call], at: int) -> Group | None:
 
 
 def _sums_backward(calls: Sequence[Call], at: int) -> Group | None:
-    """The gradient of a split in two, and the gradients of a sum of two and a ReLU before it."""
+    """The gradient of a split in two, and the gradients of a sum of two and a ReLU before it; or of that ReLU, where
+    the sum passes its gradient on as it is (`plan.through`)."""
     first = calls[at]
     if len(first.operands) != 3 or not _is(calls, at + 1, "relu_backward"):
         return None
     one, two, total = first.operands
-    group = _sum_backward(calls, at + 1)
+    group = _sum_backward(calls, at + 1) or _shut(calls, at + 1)
     if group is None or not _same(total, calls[at + 1].operands[1]):
         return None
     y, dy, da, db = group.call.operands
     if dy is None or any(_same(source, target) for source in (one, two) for target in (dy, da, db)):
         return None
-    if not _one_order(one, two, dy):
+    if not _one_order(y, one, two, dy):
         return None
     written = dataclasses.replace(dy, intent=Intent.OVERWRITE)
     call = _fused(first, "sums_relu_backward", y, one, two, written, da, db, **group.call.attributes)
     return Group(group.stop, call)
 
 
+def _shut(calls: Sequence[Call], at: int) -> Group | None:
+    """The gradient of a ReLU in place, where it is no part of another group."""
+    y, dy, dx = calls[at].operands
+    if not _same(dy, dx) or normalize_backward(calls, at) is not None or _relu_bias_backward(calls, at) is not None:
+        return None
+    slope = calls[at].attributes["slope"]
+    return Group(at + 1, _fused(calls[at], "sum_relu_backward", y, dy, None, None, slope=slope))
+
+
 def _sums_normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
     """The same, and the gradients of a Scale and a BatchNorm that made one of the two that were added."""
     group = _sums_backward(calls, at)
-    norm = _normalize_backward(calls, group.stop) if group is not None and group.stop < len(calls) else None
+    norm = None
+    if group is not None and group.stop < len(calls):
+        made = _is(calls, group.stop, "batch_norm_scale_backward")  # by `plan.through`
+        norm = Group(group.stop + 1, calls[group.stop]) if made else normalize_backward(calls, group.stop)
     if group is None or norm is None or norm.call.attributes["relu"]:
         return None
     y, one, two, total, da, db = group.call.operands
     xhat, inv_std, gamma, _, dy, dx, dgamma, dbeta = norm.call.operands
-    other = db if _same(da, dy) else da
-    if not any(_same(each, dy) for each in (da, db)) or any(_same(other, each) for each in (dy, dx)):
+    if da is None:
+        read, other, apart = total, total, None
+    else:
+        read, other = (da, db) if _same(da, dy) else (db, da)
+        apart = total
+    if not _same(read, dy) or _same(other, dx) or (da is not None and _same(other, dy)):
         return None
     if any(_same(xhat, each) for each in (total, other)) or not _one_order(y, one, two, other, xhat, dx):
         return None
-    operands = (y, one, two, total, other, xhat, inv_std, gamma, dx, dgamma, dbeta)
+    operands = (y, one, two, apart, other, xhat, inv_std, gamma, dx, dgamma, dbeta)
     call = _fused(calls[at], "sums_relu_batch_norm_scale_backward", *operands, **group.call.attributes)
-    return Group(norm.stop, call, _elsewhere(dx, dy))
+    return Group(norm.stop, call, () if da is None else _elsewhere(dx, dy))
 
 
 def _unread_sums_normalize_backward(calls: Sequence[Call], at: int) -> Group | None:
     """The same, where nobody reads what the gradients of the split come to."""
     group = _sums_normalize_backward(calls, at)
-    if group is None:
+    if group is None or group.call.operands[3] is None:
         return None
     operands = group.call.operands
     call = dataclasses.replace(group.call, operands=(*operands[:3], None, *operands[4:]))
@@ -482,9 +503,9 @@ _MATCHES = {
     "concat_backward": (_concat_backward,),
     "conv_forward": (_sum_behind, _relu_behind),
     "inner_product_forward": (_relu_behind,),
-    "relu_backward": (_normalize_backward, _sum_backward, _relu_bias_backward),
-    "scale_backward_beta": (_normalize_backward,),
-    "scale_backward_gamma": (_normalize_backward,),
+    "relu_backward": (normalize_backward, _sum_backward, _relu_bias_backward),
+    "scale_backward_beta": (normalize_backward,),
+    "scale_backward_gamma": (normalize_backward,),
     "scale_forward": (_made_again, _scale_sum_forward, _scale_relu_forward),
     "eltwise_sum": (_sum_forward, _sum_normalize_inference),
     "sum_arrays": (_unread_sums_normalize_backward, _sums_normalize_backward, _sums_backward),

@@ -10,10 +10,11 @@ from blobmem.net.plan.places import Arena, Plan, unseen
 from blobmem.net.plan.recompute import usual
 from blobmem.net.plan.rooms import with_rooms
 from blobmem.net.plan.streams import beside
+from blobmem.net.plan.through import through
 from blobmem.net.plan.uses import Remade, Uses
 
 __all__ = [
     "Again", "Anew", "Arena", "Layout", "Lifetime", "Lifetimes", "Parts", "Plan", "Remade", "Uses", "beside",
-    "in_parts", "layout", "lifetimes", "read_tops", "run_again", "shut_in_pools", "unseen", "update_early", "usual",
-    "with_rooms",
+    "in_parts", "layout", "lifetimes", "read_tops", "run_again", "shut_in_pools", "through", "unseen", "update_early",
+    "usual", "with_rooms",
 ]  # fmt: skip

@@ -69,8 +69,7 @@ def usual(uses: Uses, free: Container[SyncedMemory], times: float = 1) -> set[Sy
         times: how many times the usual share may be spent.
     """
     recipes = _recipes(uses, free)
-    traffic = sum(operand.nbytes for each in (*uses.forward, *uses.backward) for operand in each.present())
-    wanted = _worth_most(recipes, times * SHARE * traffic)
+    wanted = _worth_most(recipes, times * SHARE * uses.traffic)
     if len(wanted) < len(recipes):
         recipes = _recipes(uses, free, wanted)
     return {memory for memory, recipe in recipes.items() if recipe.readers}

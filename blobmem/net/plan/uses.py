@@ -44,6 +44,7 @@ class Uses:
         touched: memory -> positions of the calls of backward that use it in any way.
         changed: memories that backward changes.
         on_host: memories that are used there.
+        traffic: bytes that all of them read and write.
     """
 
     def __init__(self, forward: Sequence[Call], backward: Sequence[Call], ops: Container[str]) -> None:
@@ -61,6 +62,7 @@ class Uses:
                 self.touched.setdefault(memory, []).append(at)
         self.changed = {memory for each in backward for memory in each.written_memories()}
         self.on_host = {*memories(each for each in (*forward, *backward) if each.op not in ops)}
+        self.traffic = traffic((*forward, *backward))
 
     def last_write(self, memory: SyncedMemory) -> int:
         """Position of the last call of forward that changes it; -1 if none does."""
@@ -69,6 +71,11 @@ class Uses:
     def stays(self, *memories: SyncedMemory) -> bool:
         """Whether backward finds in them what forward left, and none is used on the host."""
         return self.changed.isdisjoint(memories) and self.on_host.isdisjoint(memories)
+
+
+def traffic(calls: Iterable[Call]) -> int:
+    """Bytes that calls read and write, one by one."""
+    return sum(operand.nbytes for each in calls for operand in each.present())
 
 
 def lie_alike(one: Operand | None, other: Operand) -> bool:

@@ -159,7 +159,9 @@ def ways(net: Net, room: int, times: Times, best: Callable[[], float]) -> Iterat
         yield way
         yield math.inf
     for price in PRICES[-1:]:
-        yield _chosen_way(net, Pass(again, plain.made.places, plain.found, times).choose(0, price), apart)
+        choice = Pass(again, plain.made.places, plain.found, times).choose(0, price)
+        yield _chosen_way(net, choice, apart)
+        yield _evicting(net, again, choice, apart, 0)
 
 
 def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way]:
@@ -181,8 +183,32 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way
                 most -= 1
                 break
             choice = whole.choose(room - over, *how)
+        else:
+            way = _evicting(net, whole.again, choice, apart, room)
+            if lowest(way.found, way.load) <= room:
+                yield way
+                most -= 1
         if not most:
             break
+
+
+def _evicting(net: Net, again: Again, choice: Choice, apart: Apart, room: int) -> Way:
+    """The calls of a choice, with evicted what takes more than the room where it is made anew, while that is of use."""
+    best = way = _chosen_way(net, choice, apart)
+    while True:
+        least = loads_without(way.found, way.load)
+        step = int(least.argmax())
+        if least[step] <= room:
+            return way
+        layer = [*chain(*way.made.places.units)][step].calls[0].layer
+        there = {memory for memory in choice.anew if again.uses.backward[again.uses.read[memory][0]].layer == layer}
+        if not there:
+            return best
+        choice = choice._replace(anew=choice.anew - there, away=choice.away | there)
+        way = _chosen_way(net, choice, apart)
+        if lowest(way.found, way.load) >= least[step]:
+            return best
+        best = way
 
 
 def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:

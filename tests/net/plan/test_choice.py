@@ -63,7 +63,7 @@ def test_a_chain_is_made_anew_in_stretches(net, monkeypatch):
     assert kept == sorted(kept, reverse=True) and kept[-1] > 0
 
 
-@pytest.mark.parametrize("part, anew", [(0.6, 11), (0.8, 7)])
+@pytest.mark.parametrize("part, anew", [(0.65, 11), (0.8, 8)])
 def test_of_all_made_anew_in_stretches_what_there_is_room_for_is_kept(monkeypatch, part, anew):
     """With no link to speak of: one by one no array but an evicted one saves any, as all would be made at once."""
     monkeypatch.setattr(times, "LINK", 1.0)
