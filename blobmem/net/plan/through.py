@@ -14,7 +14,7 @@ from itertools import takewhile
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.net.fusion import normalize_backward
 from blobmem.net.plan.uses import lie_alike
-from blobmem.ops.call import Call, Operand, memories
+from blobmem.ops.call import Call, Operand, like, memories
 
 
 def through(
@@ -91,6 +91,5 @@ def _at_one_go(calls: list[Call | None], at: int, dy: Operand) -> None:
         return
     later = {*memories(each for each in calls[at + group.stop :] if each is not None)}
     if all(each.memory not in later for each in group.skipped):
-        norm = following[group.stop - 1]
-        one = dataclasses.replace(group.call, layer=norm.layer, layer_name=norm.layer_name)
+        one = like(following[group.stop - 1], group.call)
         calls[at : at + group.stop] = [one, *[None] * (group.stop - 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
@@ -44,7 +45,6 @@ class Uses:
         touched: memory -> positions of the calls of backward that use it in any way.
         changed: memories that backward changes.
         on_host: memories that are used there.
-        traffic: bytes that all of them read and write.
     """
 
     def __init__(self, forward: Sequence[Call], backward: Sequence[Call], ops: Container[str]) -> None:
@@ -62,7 +62,11 @@ class Uses:
                 self.touched.setdefault(memory, []).append(at)
         self.changed = {memory for each in backward for memory in each.written_memories()}
         self.on_host = {*memories(each for each in (*forward, *backward) if each.op not in ops)}
-        self.traffic = traffic((*forward, *backward))
+
+    @functools.cached_property
+    def traffic(self) -> int:
+        """Bytes that all of them read and write, unless it is said to be others'."""
+        return traffic((*self.forward, *self.backward))
 
     def last_write(self, memory: SyncedMemory) -> int:
         """Position of the last call of forward that changes it; -1 if none does."""

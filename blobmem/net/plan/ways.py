@@ -160,8 +160,11 @@ def ways(net: Net, room: int, times: Times, best: Callable[[], float]) -> Iterat
         yield math.inf
     for price in PRICES[-1:]:
         choice = Pass(again, plain.made.places, plain.found, times).choose(0, price)
-        yield _chosen_way(net, choice, apart)
-        yield _evicting(net, again, choice, apart, 0)
+        way = _chosen_way(net, choice, apart)
+        yield way
+        less = _evicting(net, again, choice, way, apart, 0)
+        if less is not way:
+            yield less
 
 
 def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way]:
@@ -184,7 +187,7 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way
                 break
             choice = whole.choose(room - over, *how)
         else:
-            way = _evicting(net, whole.again, choice, apart, room)
+            way = _evicting(net, whole.again, choice, _chosen_way(net, choice, apart), apart, room)
             if lowest(way.found, way.load) <= room:
                 yield way
                 most -= 1
@@ -192,23 +195,21 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way
             break
 
 
-def _evicting(net: Net, again: Again, choice: Choice, apart: Apart, room: int) -> Way:
-    """The calls of a choice, with evicted what takes more than the room where it is made anew, while that is of use."""
-    best = way = _chosen_way(net, choice, apart)
-    while True:
-        least = loads_without(way.found, way.load)
-        step = int(least.argmax())
-        if least[step] <= room:
-            return way
-        layer = [*chain(*way.made.places.units)][step].calls[0].layer
+def _evicting(net: Net, again: Again, choice: Choice, way: Way, apart: Apart, room: int) -> Way:
+    """The way of a choice, with evicted what takes more than the room where it is made anew, while that is of use."""
+    least = loads_without(way.found, way.load)
+    while least.max() > room:
+        layer = [*chain(*way.made.places.units)][int(least.argmax())].calls[0].layer
         there = {memory for memory in choice.anew if again.uses.backward[again.uses.read[memory][0]].layer == layer}
         if not there:
-            return best
+            break
         choice = choice._replace(anew=choice.anew - there, away=choice.away | there)
-        way = _chosen_way(net, choice, apart)
-        if lowest(way.found, way.load) >= least[step]:
-            return best
-        best = way
+        other = _chosen_way(net, choice, apart)
+        lower = loads_without(other.found, other.load)
+        if lower.max() >= least.max():
+            break
+        way, least = other, lower
+    return way
 
 
 def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
