@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,49 +12,40 @@ import numpy as np
 
 from blobmem import devices
 from blobmem.errors import BlobmemError
-from blobmem.layers.base import Layer
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob, moves, note_move
 from blobmem.memory.workspace import workspace
 from blobmem.net.build import LearnableParam, Node, reshape, uncollected
 from blobmem.net.clock import Clock
+from blobmem.net.emitted import Emitted, calls_of
 from blobmem.net.fold import Folded, Follower, fold
-from blobmem.net.fusion import share_kept
 from blobmem.net.layouts import is_faster, remembering
 from blobmem.net.needs import Need
 from blobmem.net.plan import (
-    Again,
     Anew,
     Arena,
     Parts,
     Plan,
     Remade,
-    Uses,
     beside,
     in_parts,
     levels,
-    read_tops,
     run_again,
-    shut_in_pools,
-    state,
-    through,
     unseen,
     update_early,
     usual,
     with_rooms,
 )
 from blobmem.net.plan.again import Less
+from blobmem.net.plan.bringing import bring_state
 from blobmem.net.plan.places import draft
-from blobmem.net.plan.products import divided
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Reckoned, Times, looked_up_once, reckon
-from blobmem.net.plan.updates import apart, gradients_first, spread
-from blobmem.net.plan.uses import moved, traffic
 from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, InSlices, NeverWhole, SharingGroup, halves
 from blobmem.net.steps import Done
-from blobmem.ops.call import Call, call, memories, overwrite_diff, read
+from blobmem.ops.call import Call, memories
 from blobmem.ops.registry import table
 
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
@@ -78,28 +68,6 @@ class _Planned(NamedTuple):
     shapes: list[tuple[int, ...]]
     internals: list[tuple[Blob, tuple[int, ...]]]
     state: dict[str, Any]
-
-
-@dataclasses.dataclass(slots=True)
-class _Emitted:
-    """The calls of a net's layers, before any is chosen to run again.
-
-    Attributes:
-        forward, backward: the calls.
-        streams: `streams` and `open_streams` of a pass of them.
-        remade: what backward fills by other calls than its layers'.
-        absent: memories that they do not use, though layers do.
-        again: what may be made anew.
-        places: the positions at which calls may be put into backward, once found.
-    """
-
-    forward: list[Call]
-    backward: list[Call]
-    streams: tuple[int, Any]
-    remade: Sequence[Remade] = ()
-    absent: Set[SyncedMemory] = frozenset()
-    again: Again | None = None
-    places: list[int] | None = None
 
 
 class Compilation:
@@ -144,7 +112,7 @@ class Compilation:
         self._shapes = self._present_shapes()  # those that the layers know
         self._shapes_seen = -1  # `moves` when they were found to be the present ones
         self._stale: set[int] = set()  # positions of the layers that do not, and are in no schedule
-        self._emitted: dict[Any, _Emitted] | None = None  # while plans are tried
+        self._emitted: dict[Any, Emitted] | None = None  # while plans are tried
         self._schedules: tuple[Schedule, Schedule] | None = None  # forward, backward
         self._images_last: bool | None = None  # how they keep images; decided when the first are made
         self._recent: list[tuple[Schedule, Schedule]] = []  # those for other shapes, the last ones at the end
@@ -173,32 +141,6 @@ class Compilation:
         self.updater: Callable[[], Callable[[], Sequence[Sequence[Call]]] | None] = _nobody  # runs calls after backward
 
     # ---------------------------------------------------------------- schedules
-
-    def _calls(self) -> tuple[list[Call], list[Call]]:
-        share_kept(self.nodes)
-        forward: list[Call] = []
-        backward: list[Call] = []
-        for index, node in enumerate(self.nodes):
-            if index in self._stale:
-                continue
-            layer = node.layer
-            calls = list(layer.forward(node.bottom, node.top))
-            if node.need_backward:
-                calls += [self._begin(blob, weight) for blob, weight in node.losses]
-            forward += of_layer(calls, index, layer)
-        for index in range(len(self.nodes) - 1, -1, -1):
-            node = self.nodes[index]
-            if node.need_backward and index not in self._stale:
-                calls = list(node.layer.backward(node.bottom, node.top, node.bottom_need))
-                backward += of_layer(calls, index, node.layer)
-        return forward, backward
-
-    def _begin(self, loss: Blob, weight: float) -> Call:
-        """What gives a loss the gradient that backward begins with."""
-        if self._loss_scale is not None:
-            return call("fill_scaled", read(self._loss_scale), overwrite_diff(loss), value=weight)
-        # once, so that a script may set another gradient of the loss afterwards
-        return call("fill", overwrite_diff(loss), value=weight, once=True)
 
     def scale_losses(self, scale: Blob | None) -> None:
         """Multiply the gradients of losses, and so all, by what a blob has in a pass; None: leave them as they are."""
@@ -274,6 +216,7 @@ class Compilation:
         `less` says what is made anew, the usual arrays if None; `streams`, of backward, if not 0. What is evicted of
         state is not brought if not `bring`.
         """
+        this: Any = self
         self._fetched, self._sliced, self._anew = [], None, []  # those of calls that were made before, and did not do
         emitted = self._emitted_with(less.apart if less is not None else {})
         forward, backward, again = emitted.forward, emitted.backward, emitted.again
@@ -307,7 +250,7 @@ class Compilation:
         self.brings = self._evicted_now()
         made = Made(forward, backward, remade, kept, passing, again=again, absent=absent, anew=self._anew)
         if bring:
-            made = self._bring(made)
+            made = bring_state(this, made)
             self._fetched = made.fetched
         calls = made.forward, made.backward
         made.bound = self._had_before(*calls) or self._scheduled(*calls, passing, streams)
@@ -316,49 +259,6 @@ class Compilation:
     def _have(self, made: Made) -> None:
         """Have the arrays that these calls have beside those of layers (`pieces`), and no others."""
         self._fetched, self._sliced, self._anew = made.fetched, made.sliced, made.anew
-
-    def _bring(self, made: Made, anywhere: bool = False) -> Made:
-        """The calls with those that bring what they use of evicted memories, and what backward fills; put in where they
-        part none that would run as one, or `anywhere`."""
-        if not self.brings:
-            return made
-        forward, backward, times = made.forward, made.backward, Times(self.device)
-        items = made.sliced or self._parts
-        layers = items.layers if items is not None else None
-        arrays, absent, remade = list[Blob](), made.absent, made.remade
-
-        def places() -> Sequence[Sequence[int]]:
-            if anywhere:
-                return [range(len(calls) + 1) for calls in (forward, backward)]
-            return self._joints(forward, backward, made.passing)
-
-        if self._updates is not None:
-            backward = gradients_first(backward, self.brings)
-        exact = getattr(self.device, "deterministic", True)  # fewer rows of a product may have other bits
-        if not exact:
-            (forward, to, ahead_arrays), (backward, _, back_arrays) = (
-                divided(calls, self.brings, layers) for calls in (forward, backward)
-            )
-            arrays, remade = [*ahead_arrays, *back_arrays], moved(remade, to)
-        if self._updates is not None:
-            free = set[SyncedMemory]()
-            if not exact:
-                this: Any = self
-                free = unseen(halves(this, {*memories(backward)}, params=True)).difference(made.kept)
-            over = 1.0 if self.spreads else 0.0
-            backward, gradients, gone = spread(backward, places()[1], self.brings, times, over, free)
-            arrays, absent = [*arrays, *gradients], {*absent, *gone}
-        ahead, back = (
-            state.bring(calls, apart(calls, at, self.brings), self.device, self.brings, layers)
-            for calls, at in zip((forward, backward), places(), strict=True)
-        )
-        backward = back.calls if self._updates is None else state.join(ahead.calls, back.calls, times, self.spreads)
-        used = {*memories([*ahead.calls, *backward])}
-        fetched = [array for array in (*ahead.arrays, *back.arrays, *arrays) if array.data_view.memory in used]
-        return dataclasses.replace(
-            made, forward=ahead.calls, backward=backward, remade=moved(remade, ahead.moved), absent=absent,
-            fetched=fetched,
-        )  # fmt: skip
 
     @property
     def spreads(self) -> bool:
@@ -592,7 +492,7 @@ class Compilation:
         divided = (each.pieces for each in (self._parts, self._sliced) if each is not None)
         return [*self._anew, *self._fetched, *chain.from_iterable(divided)]
 
-    def _emitted_with(self, apart: Mapping[tuple[int, Any], int]) -> _Emitted:
+    def _emitted_with(self, apart: Mapping[tuple[int, Any], int]) -> Emitted:
         """The calls of layers, of which some run apart (`Less`): the same ones for all plans that are tried."""
         if self._emitted is None:
             return self._emit(apart)
@@ -601,36 +501,24 @@ class Compilation:
             self._emitted[key] = self._emit(apart)
         return self._emitted[key]
 
-    def _emit(self, apart: Mapping[tuple[int, Any], int]) -> _Emitted:
+    def _emit(self, apart: Mapping[tuple[int, Any], int]) -> Emitted:
         """The calls of layers; where arrays take turns, those by which less need be kept for backward."""
-        forward, backward = self._calls()
+        forward, backward = calls_of(self.nodes, self._stale, self._loss_scale)
         if apart:
             for each in (*forward, *backward):
                 each.together = apart.get((each.layer, each.op), 0)
+        emitted = Emitted(forward, backward, self._find_streams(backward))
         if self._arena is None:
-            return _Emitted(forward, backward, self._find_streams(backward))
-        return self._keep_less(forward, backward)
+            return emitted
+        return emitted.keep_less(self._free({*memories([*forward, *backward])}), table(self.device.family))
 
-    def _keep_less(self, forward: list[Call], backward: list[Call]) -> _Emitted:
-        """The calls by which less need be kept for backward (`plan`), and what may be made anew."""
-        streams = self._find_streams(backward)
-        free = self._free({*memories([*forward, *backward])})
-        ops = table(self.device.family)
-        backward, of_tops = read_tops(forward, backward, free, ops)
-        backward, of_pools = shut_in_pools(forward, backward, free, ops)
-        straight, absent = through(backward, free, ops)
-        uses = Uses(forward, straight, ops)
-        uses.traffic = traffic((*forward, *backward))  # what is spared is not spent to make more anew
-        again = Again(uses, free, ops)
-        return _Emitted(forward, straight, streams, [*of_tops, *of_pools], absent, again)
-
-    def _recompute(self, emitted: _Emitted, less: Less | None) -> Anew:
+    def _recompute(self, emitted: Emitted, less: Less | None) -> Anew:
         """The calls with those put in by which arrays are made anew, the usual ones if it is not said which."""
         again, calls = emitted.again, [*emitted.forward, *emitted.backward]
         assert again is not None
         if less is None:
             again.held = ()
-            anew = run_again(again, usual(again.uses, again.free), self._recomputed)
+            anew = run_again(again, usual(again.uses, again.free, again.traffic), self._recomputed)
         else:
             if emitted.places is None:
                 last = bool(self._images_last)
@@ -789,14 +677,6 @@ class Compilation:
 
 def _nobody() -> None:
     return None
-
-
-def of_layer(calls: Iterable[Call], index: int, layer: Layer) -> list[Call]:
-    """The calls, told which layer they are of."""
-    result = list(calls)
-    for item in result:
-        item.layer, item.layer_name = index, layer.name
-    return result
 
 
 def shapes_of(node: Node) -> list[tuple[int, ...]]:

@@ -23,7 +23,8 @@ from blobmem.net import weights as weight_files
 from blobmem.net.access import Access
 from blobmem.net.begun import Begun
 from blobmem.net.build import Node, check_device, resize, uncollected, wire
-from blobmem.net.compilation import Compilation, of_layer, shapes_of
+from blobmem.net.compilation import Compilation, shapes_of
+from blobmem.net.emitted import of_layer
 from blobmem.net.graph import PHASES, filter_net, insert_splits, net_state, set_batch
 from blobmem.net.inplace import stale_reads
 from blobmem.net.losses import LossReader

@@ -64,17 +64,18 @@ class Again:
         uses: of the calls of a whole pass.
         free: memories that nobody reads but these calls.
         ops: those of the device.
+        traffic: bytes that the pass reads and writes as layers have it, for what is usually made anew (`usual`).
 
     Attributes:
-        uses, free: as given.
+        uses, free, traffic: as given.
         calls: those of forward as they run again.
         may: positions of the calls of forward that may run again.
         offers: memories that backward reads, and which may be made anew for it.
         held: of what backward does not read, that of which others are made: kept for these, instead of made anew.
     """
 
-    def __init__(self, uses: Uses, free: Container[SyncedMemory], ops: Container[str]) -> None:
-        self.uses, self.free = uses, free
+    def __init__(self, uses: Uses, free: Container[SyncedMemory], ops: Container[str], traffic: int = 0) -> None:
+        self.uses, self.free, self.traffic = uses, free, traffic
         self._gives = "batch_norm_given" in ops
         self.calls = [self.call(each) for each in uses.forward]
         self._whole = _whole([*uses.forward, *uses.backward])

@@ -17,6 +17,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan.again import Less
+from blobmem.net.plan.bringing import bring_state
 from blobmem.net.plan.choice import Choice, Pass
 from blobmem.net.plan.evict import loads_without, lowest
 from blobmem.net.plan.places import draft, drafted
@@ -168,7 +169,7 @@ class _InSlices:
 
     def __init__(self, net: Net, made: Made, sliced: Sliced, room: int) -> None:
         self._net, self._room = net, room
-        self._made = net._bring(_with_slices(made, sliced))
+        self._made = bring_state(net, _with_slices(made, sliced))
         self._calls = [*self._made.forward, *self._made.backward]
         net._have(self._made)
         self._load = _reckoned(net, self._made) if hasattr(net.device, "workspace_limit") else None
@@ -212,7 +213,7 @@ def _with_slices(made: Made, sliced: Sliced) -> Made:
 def _fullest(net: Net, made: Made, sliced: Sliced | None = None) -> tuple[int, int]:
     """The most bytes in use, scratch apart, with all evicted that can be, and the layer whose call uses them; with a
     run of layers in slices, if one is given."""
-    made = net._bring(made if sliced is None else _with_slices(made, sliced), anywhere=True)
+    made = bring_state(net, made if sliced is None else _with_slices(made, sliced), anywhere=True)
     net._have(made)
     load = _reckoned(net, made)
     step = int(load.argmax())

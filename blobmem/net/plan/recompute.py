@@ -60,16 +60,16 @@ class _Recipe:
         return read
 
 
-def usual(uses: Uses, free: Container[SyncedMemory], times: float = 1) -> set[SyncedMemory]:
+def usual(uses: Uses, free: Container[SyncedMemory], traffic: float) -> set[SyncedMemory]:
     """What is made anew whatever room there is: not more than a share of what the pass costs.
 
     Args:
         uses: of the calls of a whole pass.
         free: memories that nobody reads but these calls.
-        times: how many times the usual share may be spent.
+        traffic: bytes that the pass reads and writes, or so many times these as the usual share may be spent.
     """
     recipes = _recipes(uses, free)
-    wanted = _worth_most(recipes, times * SHARE * uses.traffic)
+    wanted = _worth_most(recipes, SHARE * traffic)
     if len(wanted) < len(recipes):
         recipes = _recipes(uses, free, wanted)
     return {memory for memory, recipe in recipes.items() if recipe.readers}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
@@ -62,11 +61,6 @@ class Uses:
                 self.touched.setdefault(memory, []).append(at)
         self.changed = {memory for each in backward for memory in each.written_memories()}
         self.on_host = {*memories(each for each in (*forward, *backward) if each.op not in ops)}
-
-    @functools.cached_property
-    def traffic(self) -> int:
-        """Bytes that all of them read and write, unless it is said to be others'."""
-        return traffic((*self.forward, *self.backward))
 
     def last_write(self, memory: SyncedMemory) -> int:
         """Position of the last call of forward that changes it; -1 if none does."""

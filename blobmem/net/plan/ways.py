@@ -239,7 +239,7 @@ def again_in(net: Net, made: Made) -> Again:
 def usual_ways(net: Net, again: Again, apart: Apart, bring: bool = True) -> Iterator[Way]:
     """The usual calls, or with more or nothing made anew, in which anything may be evicted."""
     for share in SHARES:
-        yield way_with(net, Less(usual_set(again.uses, again.free, share), apart=apart), bring)
+        yield way_with(net, Less(usual_set(again.uses, again.free, share * again.traffic), apart=apart), bring)
 
 
 def taken_apart(net: Net, room: float) -> tuple[Way, Apart]:

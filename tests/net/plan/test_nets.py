@@ -9,8 +9,11 @@ import blobmem
 from blobmem import TEST, TRAIN, SimulatedDevice
 from blobmem.footprint import stated_shapes
 from blobmem.net.builder import specs_of
+from blobmem.net.emitted import Emitted, calls_of
 from blobmem.net.plan import layout, lifetimes, update_early
 from blobmem.net.schedule import Schedule
+from blobmem.ops.call import memories
+from blobmem.ops.registry import table
 from blobmem.solvers import updater_for
 from models.generate.writer import MAX, Net
 
@@ -149,9 +152,11 @@ def test_what_is_made_anew_takes_no_more_than_what_is_kept(monkeypatch, largest_
     """The calls of backward as layers have them, and as they are with memory="train"."""
     net = made(monkeypatch, name, TRAIN, SimulatedDevice(compute=False))
     net.needs()
-    forward, backward = net._calls()
+    forward, backward = calls_of(net.nodes)
+    emitted = Emitted(forward, backward, (1, None))
+    less = emitted.keep_less(net._free({*memories([*forward, *backward])}), table(net.device.family))
     loads, plans = [], []
-    for calls in (backward, net._recompute(net._keep_less(forward, backward), None).backward):
+    for calls in (backward, net._recompute(less, None).backward):
         lives = lifetimes([[each] for each in (*forward, *calls)], keep=net.read_after()).arena
         loads.append(largest_load(lives))
         plans.append(layout(lives).nbytes)

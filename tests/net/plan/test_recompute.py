@@ -15,6 +15,7 @@ from benchmarks.inputs import solver_of, with_inputs
 from blobmem import Blob, Layer, SharedBlobError, SimulatedDevice, register_layer
 from blobmem.devices import HOST
 from blobmem.memory import Side
+from blobmem.net.emitted import calls_of
 from blobmem.net.plan import Lifetime
 from blobmem.net.sharing import Spent
 from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
@@ -413,13 +414,13 @@ def test_one_array_of_each_normalisation_lives_from_forward_to_backward():
 def test_what_saves_most_is_made_anew_up_to_a_share_of_what_the_pass_moves(monkeypatch):
     """Of two sums and three tops of normalisations, which save a byte for two that are moved, not for three."""
     text, counts = CHAINS["sums"][0], []
-    forward, backward = made(text, SimulatedDevice(), "keep")._calls()
+    forward, backward = calls_of(made(text, SimulatedDevice(), "keep").nodes)
     moved = sum(operand.view.nbytes for each in (*forward, *backward) for operand in each.present())
     for share in (0, 0.02, 0.03, 0.05, 0.1, math.inf):
         monkeypatch.setattr(RECOMPUTE, "SHARE", share)
         net = made(text, SimulatedDevice(), "train")
         net.needs(backward=True)
-        anew = net._recompute(net._keep_less(*net._calls()), None).backward
+        anew = net._recompute(net._emit({}), None).backward
         more = sum(operand.view.nbytes for each in anew for operand in each.present())
         more -= sum(operand.view.nbytes for each in backward for operand in each.present())
         counts.append(len(remade(net)))
