@@ -3,8 +3,9 @@ given away in between.
 
 Such an array is copied to the host behind the call of forward that completes it, and back, into another array, before
 the first call of backward that reads it: its lifetime becomes two, each with a place of its own in the arena. Where
-calls of backward read it that are far apart, it goes and comes back again. The copies are queued on streams of their
-own. Which arrays, follows from lifetimes, and from what is to be evicted first (`choice`).
+calls of backward read it that are far apart, it goes and comes back again; and so does what slices of the batch make
+anew in backward. The copies are queued on streams of their own. Which arrays, follows from lifetimes, and from what is
+to be evicted first (`choice`).
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Candidate:
 
     Attributes:
         memory: what it lies in.
-        operand: all of it, as a call of forward has it; with a form, if it is kept channels last.
-        written: positions of the calls of forward that change it.
-        read: positions of the calls of backward that read it.
+        operand: all of it, as the call has it that completes it; with a form, if it is kept channels last.
+        written: positions of the calls that change it: of forward, or of backward if it is `late`.
+        read: positions of the calls of backward that read it then.
         until: which of these is the first afterwards.
         size: its bytes in the arena.
         left, back: the steps of the pass between which, both excluded, that is.
@@ -59,6 +60,7 @@ class Candidate:
     size: int
     left: int
     back: int
+    late: bool = False
 
 
 class Evicted(NamedTuple):
@@ -79,15 +81,18 @@ class Evicted(NamedTuple):
 
 
 def candidates(
-    forward: Sequence[Call], backward: Sequence[Call], drawn: Draft, free: Container[SyncedMemory], ops: Container[str]
-) -> list[Candidate]:
-    """What may be given away: what backward reads as forward has left it, in the order that its user sees.
+    forward: Sequence[Call], backward: Sequence[Call], drawn: Draft, free: Container[SyncedMemory],
+    ops: Container[str], pieces: Iterable[SyncedMemory] = (),
+) -> list[Candidate]:  # fmt: skip
+    """What may be given away: what backward reads as forward has left it, in the order that its user sees, or as calls
+    of backward have that make pieces of the batch.
 
     Args:
         forward, backward: the calls.
         drawn: of their schedules.
         free: memories that nobody reads but these calls.
         ops: those of the device.
+        pieces: memories of slices of the batch, each of which one slice fills, and uses, in one of the passes.
     """
     uses = Uses(forward, backward, ops)
     starts = [[unit.start for unit in units] for units in drawn.units]
@@ -98,27 +103,34 @@ def candidates(
     last: dict[SyncedMemory, int] = {}
     for at, each in enumerate(forward):
         last.update((operand.memory, at) for operand in each.present())
+    written_by = {memory: written for memory, written in uses.written.items() if uses.stays(memory)}
+    late = {memory: uses.written_late(memory) for memory in pieces if memory not in uses.written}
     found = []
-    for memory, written in uses.written.items():
+    for memory, written in (written_by | late).items():
         places = [memory] if memory.reordered is None else [memory, memory.reordered.array]
-        read_at, lives = uses.read.get(memory), [own[place] for place in places if place in own]
-        if memory not in free or not read_at or len(lives) != 1 or not uses.stays(memory):
+        makes = backward if memory in late else forward
+        read_at = [at for at in uses.read.get(memory, ()) if memory not in late or at > max(written, default=at)]
+        lives = [own[place] for place in places if place in own]
+        if memory not in free or memory in uses.on_host or not read_at or len(lives) != 1:
             continue
         life, form = lives[0], next(iter(forms[memory]), None)
         if len(forms[memory]) > 1 or (life.key is memory) != (form is None):
             continue
         operands = [operand for at in read_at for operand in backward[at].present() if operand.memory is memory]
-        makers = [operand for at in written for operand in forward[at].present() if operand.memory is memory]
+        makers = [operand for at in written for operand in makes[at].present() if operand.memory is memory]
         if not all(_is_all(operand, life.nbytes) for operand in (*operands, makers[-1])):
             continue
         size = round_up(life.nbytes, ALIGNMENT)
         maker = dataclasses.replace(makers[-1], form=form)
-        left = bisect_right(starts[0], last[memory]) - 1
+        if memory in late:
+            left = len(starts[0]) + bisect_right(starts[1], written[-1]) - 1
+        else:
+            left = bisect_right(starts[0], last[memory]) - 1
         for until, at in enumerate(read_at):
             back = len(starts[0]) + bisect_right(starts[1], at) - 1
             amid = until > 0 and all(_is_slices(backward[near]) for near in read_at[until - 1 : until + 1])
             if left + 1 < back and not amid:
-                found.append(Candidate(memory, maker, written, read_at, until, size, left, back))
+                found.append(Candidate(memory, maker, written, read_at, until, size, left, back, memory in late))
             left = back
     return found
 
@@ -250,6 +262,7 @@ def evict(
         early: of those that come back before they are needed, the position in backward.
     """
     away: dict[int, list[Call]] = defaultdict(list)
+    away_late: dict[int, list[Call]] = defaultdict(list)
     back: dict[int, list[Call]] = defaultdict(list)
     readers, homes, fetched = [*backward], dict[SyncedMemory, Parked](), list[tuple[Candidate, Operand]]()
     block = Block(device)
@@ -258,9 +271,10 @@ def evict(
         memory, blob = each.memory, each.operand.blob
         if memory not in homes:
             homes[memory] = Parked(blob.nbytes, device, f"{memory.name} (evicted)", block)
-            after = joints[0][bisect_left(joints[0], each.written[-1] + 1)]
-            leaving[memory] = like(forward[after - 1], call("evict", _kept_as(each, read(blob)), home=homes[memory]))
-            away[after].append(leaving[memory])
+            makes, goes = (backward, away_late) if each.late else (forward, away)
+            after = joints[each.late][bisect_left(joints[each.late], each.written[-1] + 1)]
+            leaving[memory] = like(makes[after - 1], call("evict", _kept_as(each, read(blob)), home=homes[memory]))
+            goes[after].append(leaving[memory])
         array = _kept_as(each, overwrite(Blob(blob.shape, dtype=blob.dtype, device=device, name=memory.name)))
         before = joints[1][bisect_right(joints[1], early.get(each, each.read[each.until])) - 1]
         back[before].append(like(backward[before], call("fetch", array, home=homes[memory])))
@@ -271,9 +285,13 @@ def evict(
     position = {id(each): at for at, each in enumerate(result)}
     made = moved(remade, positions)
     for each, array in fetched:
-        makers = [*(positions[at] for at in each.written), position[id(leaving[each.memory])]]
-        made.append(Remade(array, sorted(makers), 0))
-    return Evicted(result, with_others(readers, back)[0], made, homes, [array.blob for _, array in fetched])
+        if not each.late:
+            makers = [*(positions[at] for at in each.written), position[id(leaving[each.memory])]]
+            made.append(Remade(array, sorted(makers), 0))
+    both = {at: [*away_late.get(at, ()), *back.get(at, ())] for at in {*away_late, *back}}
+    late = {each.memory for each in chosen if each.late}  # which nobody else can read
+    own = {memory: home for memory, home in homes.items() if memory not in late}
+    return Evicted(result, with_others(readers, both)[0], made, own, [array.blob for _, array in fetched])
 
 
 def _kept_as(each: Candidate, operand: Operand) -> Operand:

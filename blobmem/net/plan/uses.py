@@ -66,6 +66,11 @@ class Uses:
         """Position of the last call of forward that changes it; -1 if none does."""
         return self.written.get(memory, [-1])[-1]
 
+    def written_late(self, memory: SyncedMemory) -> list[int]:
+        """Positions of the calls of backward that change it."""
+        touched = self.touched.get(memory, ())
+        return [at for at in touched if memory in self.backward[at].written_memories()]
+
     def stays(self, *memories: SyncedMemory) -> bool:
         """Whether backward finds in them what forward left, and none is used on the host."""
         return self.changed.isdisjoint(memories) and self.on_host.isdisjoint(memories)

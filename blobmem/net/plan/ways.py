@@ -272,7 +272,8 @@ def candidates_in(
 ) -> tuple[list[Candidate], np.ndarray]:
     """What may be evicted, and the bytes in use in each step."""
     free = net._free({*memories((*forward, *backward))})
-    return candidates(forward, backward, drawn, free, table(net.device.family)), loads(drawn)
+    pieces = [] if net._sliced is None else [piece.data_view.memory for piece in net._sliced.pieces]
+    return candidates(forward, backward, drawn, free, table(net.device.family), pieces), loads(drawn)
 
 
 def least_loads(net: Net, forward: Sequence[Call], backward: Sequence[Call], drawn: Draft) -> np.ndarray:

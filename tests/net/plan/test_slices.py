@@ -153,6 +153,30 @@ def test_numbers_are_those_of_the_whole_batch(make, kind):
     assert net._sliced is None, "where there is room without, there are none"
 
 
+def skipping(depth):
+    """A chain of convolutions that all have to be kept for backward, and a sum of its ends."""
+    text, bottom = DATA, "data"
+    for at in range(depth):
+        text += conv(f"c{at}", bottom, outputs=16) + layer("TanH", f"t{at}", f"c{at}", f"t{at}")
+        bottom = f"t{at}"
+    return text + layer("Eltwise", "sum", f"t0 {bottom}", "sum") + loss("sum")
+
+
+def test_what_a_slice_makes_anew_is_evicted_where_it_has_no_room(make):
+    """A net whose layers all take the batch in slices, where one slice is too much."""
+    text = skipping(8)
+    limit = least(text, make)
+    nets = [built(text, make(limit)) for _ in range(2)]
+    whole = made(text, make(None), "train")
+    found = [[iterate(net), iterate(net)] for net in (*nets, whole)]
+    for one, other, expected in zip(*found, strict=True):
+        assert_close(one, expected)
+        assert_same(one, other)
+    late = [each for each in nets[0].compiled()[1].calls if each.op == "evict"]
+    assert late and all("(slice" in each.operand(0).memory.name for each in late)
+    assert nets[0].device.statistics.peak_bytes <= limit
+
+
 @needs_compiler
 def test_all_slices_are_in_one_graph():
     """Though each has bytes of its own of what is kept for it, and the whole of it is read elsewhere: graphs of fewer
@@ -218,7 +242,8 @@ def test_the_fewest_slices_that_do():
     for number in (2, 4, 8):  # labels, sums, and a loss and its gradient, have 512 bytes each, or 4
         limit = beside + 2 * ends + scores // number + 3 * 512 + 4
         assert built(words(), SimulatedDevice(limit))._sliced.number == number
-        assert built(words(), SimulatedDevice(limit - 1))._sliced.number == 2 * number
+        less = limit - 1 - ends // number  # of which what a slice of the first layer makes anew can be evicted
+        assert built(words(), SimulatedDevice(less))._sliced.number == 2 * number
 
 
 def test_slices_are_kept_for_backward_where_there_is_room(make):
