@@ -64,7 +64,7 @@ APART = 0.75
 NEAR = 0.9
 """Nor does what needs more than such a part of the most, where that is too much."""
 
-GOOD = 1.15
+GOOD = 1.05
 """How many times as long as the usual calls a plan may be reckoned to take for no other kind of it to be tried, nor one
 with rounds."""
 
