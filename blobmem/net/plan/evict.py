@@ -103,13 +103,17 @@ def candidates(
     last: dict[SyncedMemory, int] = {}
     for at, each in enumerate(forward):
         last.update((operand.memory, at) for operand in each.present())
-    written_by = {memory: written for memory, written in uses.written.items() if uses.stays(memory)}
-    late = {memory: uses.written_late(memory) for memory in pieces if memory not in uses.written}
+    made = {memory: (each, uses.read.get(memory, [])) for memory, each in uses.written.items() if uses.stays(memory)}
+    made |= {memory: uses.made_late(memory) for memory in pieces if memory not in uses.written}
+
+    def step(at: int, late: bool) -> int:
+        return late * len(starts[0]) + bisect_right(starts[late], at) - 1
+
     found = []
-    for memory, written in (written_by | late).items():
-        places = [memory] if memory.reordered is None else [memory, memory.reordered.array]
-        makes = backward if memory in late else forward
-        read_at = [at for at in uses.read.get(memory, ()) if memory not in late or at > max(written, default=at)]
+    for memory, (written, read_at) in made.items():
+        late, places = memory not in uses.written, [memory]
+        if memory.reordered is not None:
+            places.append(memory.reordered.array)
         lives = [own[place] for place in places if place in own]
         if memory not in free or memory in uses.on_host or not read_at or len(lives) != 1:
             continue
@@ -117,20 +121,18 @@ def candidates(
         if len(forms[memory]) > 1 or (life.key is memory) != (form is None):
             continue
         operands = [operand for at in read_at for operand in backward[at].present() if operand.memory is memory]
-        makers = [operand for at in written for operand in makes[at].present() if operand.memory is memory]
+        makes = [(backward if late else forward)[at] for at in written]
+        makers = [operand for each in makes for operand in each.present() if operand.memory is memory]
         if not all(_is_all(operand, life.nbytes) for operand in (*operands, makers[-1])):
             continue
         size = round_up(life.nbytes, ALIGNMENT)
         maker = dataclasses.replace(makers[-1], form=form)
-        if memory in late:
-            left = len(starts[0]) + bisect_right(starts[1], written[-1]) - 1
-        else:
-            left = bisect_right(starts[0], last[memory]) - 1
+        left = step(written[-1] if late else last[memory], late)
         for until, at in enumerate(read_at):
-            back = len(starts[0]) + bisect_right(starts[1], at) - 1
+            back = step(at, True)
             amid = until > 0 and all(_is_slices(backward[near]) for near in read_at[until - 1 : until + 1])
             if left + 1 < back and not amid:
-                found.append(Candidate(memory, maker, written, read_at, until, size, left, back, memory in late))
+                found.append(Candidate(memory, maker, written, read_at, until, size, left, back, late))
             left = back
     return found
 

@@ -66,10 +66,11 @@ class Uses:
         """Position of the last call of forward that changes it; -1 if none does."""
         return self.written.get(memory, [-1])[-1]
 
-    def written_late(self, memory: SyncedMemory) -> list[int]:
-        """Positions of the calls of backward that change it."""
-        touched = self.touched.get(memory, ())
-        return [at for at in touched if memory in self.backward[at].written_memories()]
+    def made_late(self, memory: SyncedMemory) -> tuple[list[int], list[int]]:
+        """Positions of the calls of backward that change it, and of those that read it afterwards."""
+        touched = self.touched.get(memory, [])
+        written = [at for at in touched if memory in self.backward[at].written_memories()]
+        return written, touched[touched.index(written[-1]) + 1 :] if written else []
 
     def stays(self, *memories: SyncedMemory) -> bool:
         """Whether backward finds in them what forward left, and none is used on the host."""
