@@ -12,7 +12,6 @@ from blobmem.memory.blob import Blob
 from blobmem.net.build import Node
 from blobmem.net.fusion import share_kept
 from blobmem.net.plan import Again, Remade, Uses, read_tops, shut_in_pools, through
-from blobmem.net.plan.uses import traffic
 from blobmem.ops.call import Call, call, overwrite_diff, read
 
 
@@ -48,7 +47,7 @@ class Emitted:
         backward, of_pools = shut_in_pools(self.forward, backward, free, ops)
         straight, absent = through(backward, free, ops)
         # what `through` spares is not spent to make more anew
-        again = Again(Uses(self.forward, straight, ops), free, ops, traffic((*self.forward, *backward)))
+        again = Again(Uses(self.forward, straight, ops), free, ops, (*self.forward, *backward))
         remade = [*of_tops, *of_pools]
         return dataclasses.replace(self, backward=straight, remade=remade, absent=absent, again=again)
 

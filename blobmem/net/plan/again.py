@@ -9,6 +9,7 @@ so are the bits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
-from blobmem.net.plan.uses import Remade, Uses, lie_alike
+from blobmem.net.plan.uses import Remade, Uses, lie_alike, traffic
 from blobmem.ops.call import Call, Operand, overwrite, placed, redirected
 
 AGAIN = frozenset({
@@ -64,18 +65,21 @@ class Again:
         uses: of the calls of a whole pass.
         free: memories that nobody reads but these calls.
         ops: those of the device.
-        traffic: bytes that the pass reads and writes as layers have it, for what is usually made anew (`usual`).
+        layers: the calls of the pass as layers have them, if these are others.
 
     Attributes:
-        uses, free, traffic: as given.
+        uses, free: as given.
         calls: those of forward as they run again.
         may: positions of the calls of forward that may run again.
         offers: memories that backward reads, and which may be made anew for it.
         held: of what backward does not read, that of which others are made: kept for these, instead of made anew.
     """
 
-    def __init__(self, uses: Uses, free: Container[SyncedMemory], ops: Container[str], traffic: int = 0) -> None:
-        self.uses, self.free, self.traffic = uses, free, traffic
+    def __init__(
+        self, uses: Uses, free: Container[SyncedMemory], ops: Container[str], layers: Sequence[Call] = ()
+    ) -> None:
+        self.uses, self.free = uses, free
+        self._layers = layers or (*uses.forward, *uses.backward)
         self._gives = "batch_norm_given" in ops
         self.calls = [self.call(each) for each in uses.forward]
         self._whole = _whole([*uses.forward, *uses.backward])
@@ -87,6 +91,11 @@ class Again:
             ):
                 self.may.add(at)
         self.offers = [memory for memory in uses.read if self._is_offered(memory)]
+
+    @functools.cached_property
+    def traffic(self) -> int:
+        """Bytes that the calls of the pass read and write, of which `usual` may spend a share."""
+        return traffic(self._layers)
 
     def maker(self, memory: SyncedMemory, at: float = math.inf) -> int:
         """The call before `at` that wrote it last."""

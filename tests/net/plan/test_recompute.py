@@ -17,6 +17,8 @@ from blobmem.devices import HOST
 from blobmem.memory import Side
 from blobmem.net.emitted import calls_of
 from blobmem.net.plan import Lifetime
+from blobmem.net.plan.again import Less
+from blobmem.net.plan.ways import again_in, usual_ways
 from blobmem.net.sharing import Spent
 from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
 
@@ -426,6 +428,16 @@ def test_what_saves_most_is_made_anew_up_to_a_share_of_what_the_pass_moves(monke
         counts.append(len(remade(net)))
         assert more <= 2 * share * moved  # some are passed over more than once, one by one
     assert counts[0] == 0 and counts == sorted(counts) and len(set(counts)) > 2
+
+
+def test_where_there_is_little_room_as_much_more_or_nothing_may_be_spent():
+    """What is tried then: the usual share of what the pass moves, nothing of it, and any."""
+    net = made(CHAINS["sums"][0], SimulatedDevice(), "train")
+    net.needs(backward=True)
+    again = again_in(net, net._made(Less(), 1))
+    counts = [len(way.made.backward) for way in usual_ways(net, again, {})]
+    assert counts[1] < counts[0] <= counts[2]
+    assert counts[1] == len(net._made(Less(), 1).backward) and counts[0] == len(net._made(None, 1).backward)
 
 
 @pytest.mark.parametrize("model, mebibytes, arrays", [("resnet50", 12986, 40), ("inception_v3", 13769, 65)])
