@@ -263,9 +263,9 @@ def evict(
         device: where the arrays are.
         early: of those that come back before they are needed, the position in backward.
     """
-    away: dict[int, list[Call]] = defaultdict(list)
-    away_late: dict[int, list[Call]] = defaultdict(list)
-    back: dict[int, list[Call]] = defaultdict(list)
+    passes = forward, backward
+    away = defaultdict[int, list[Call]](list), defaultdict[int, list[Call]](list)
+    back = defaultdict[int, list[Call]](list)
     readers, homes, fetched = [*backward], dict[SyncedMemory, Parked](), list[tuple[Candidate, Operand]]()
     block = Block(device)
     leaving: dict[SyncedMemory, Call] = {}
@@ -273,25 +273,25 @@ def evict(
         memory, blob = each.memory, each.operand.blob
         if memory not in homes:
             homes[memory] = Parked(blob.nbytes, device, f"{memory.name} (evicted)", block)
-            makes, goes = (backward, away_late) if each.late else (forward, away)
             after = joints[each.late][bisect_left(joints[each.late], each.written[-1] + 1)]
-            leaving[memory] = like(makes[after - 1], call("evict", _kept_as(each, read(blob)), home=homes[memory]))
-            goes[after].append(leaving[memory])
+            before = passes[each.late][after - 1]
+            leaving[memory] = like(before, call("evict", _kept_as(each, read(blob)), home=homes[memory]))
+            away[each.late][after].append(leaving[memory])
         array = _kept_as(each, overwrite(Blob(blob.shape, dtype=blob.dtype, device=device, name=memory.name)))
-        before = joints[1][bisect_right(joints[1], early.get(each, each.read[each.until])) - 1]
-        back[before].append(like(backward[before], call("fetch", array, home=homes[memory])))
+        at = joints[1][bisect_right(joints[1], early.get(each, each.read[each.until])) - 1]
+        back[at].append(like(backward[at], call("fetch", array, home=homes[memory])))
         for at in each.read[each.until :]:
             readers[at] = _redirected(readers[at], backward[at], memory, array.blob)
         fetched.append((each, array))
-    result, positions = with_others(forward, away)
+    result, positions = with_others(forward, away[0])
     position = {id(each): at for at, each in enumerate(result)}
     made = moved(remade, positions)
     for each, array in fetched:
         if not each.late:
             makers = [*(positions[at] for at in each.written), position[id(leaving[each.memory])]]
             made.append(Remade(array, sorted(makers), 0))
-    both = {at: [*away_late.get(at, ()), *back.get(at, ())] for at in {*away_late, *back}}
-    late = {each.memory for each in chosen if each.late}  # which nobody else can read
+    both = {at: [*away[1].get(at, ()), *back.get(at, ())] for at in {*away[1], *back}}
+    late = {each.memory for each in chosen if each.late}  # which nobody else reads
     own = {memory: home for memory, home in homes.items() if memory not in late}
     return Evicted(result, with_others(readers, both)[0], made, own, [array.blob for _, array in fetched])
 
