@@ -461,6 +461,38 @@ def test_too_little_names_the_least_and_what_sets_it():
     assert net.run_forward() > 0
 
 
+def projected(name, bottom, width, stride):
+    """Three convolutions and beside them one, all normalised, whose sum goes on."""
+    sizes = [("p", 4 * width, 1, stride), ("a", width, 1, 1), ("b", width, 3, stride), ("c", 4 * width, 1, 1)]
+    side, weights = bottom, 'weight_filler { type: "xavier" }'
+    text = ""
+    for part, outputs, kernel, step in sizes:
+        top, options = f"{name}{part}", f"num_output: {outputs} kernel_size: {kernel} pad: {kernel // 2} stride: {step}"
+        text += layer("Convolution", top, side, top, f"convolution_param {{ {options} {weights} }}")
+        text += layer("BatchNorm", f"{top}n", top, top) + layer("Scale", f"{top}s", top, top, SCALE)
+        text += layer("ReLU", f"{top}r", top, top) if part in "ab" else ""
+        side = bottom if part == "p" else top
+    return text + layer("Eltwise", name, f"{name}p {name}c", name) + layer("ReLU", f"{name}r", name, name)
+
+
+def test_what_is_made_anew_where_most_is_in_use_is_evicted(monkeypatch):
+    small, large = "dim: 3 dim: 2 dim: 6 dim: 5 } shape { dim: 3", "dim: 4 dim: 3 dim: 16 dim: 16 } shape { dim: 4"
+    data = DATA.replace(small, large)
+    text = data + conv("c", "data", outputs=8) + projected("x", "c", 8, 1) + projected("y", "x", 16, 2) + loss("y")
+
+    def build(device):
+        net = made(text, device, "train", passes=())
+        net.compiled()
+        return net
+
+    lowest, (_, expected) = least(simulated, build), need(simulated, build, twice)
+    net = build(simulated(lowest))
+    assert_same(twice(net), expected)
+    assert net.device.statistics.peak_bytes <= lowest
+    monkeypatch.setattr(ways, "_evicting", lambda net, again, choice, way, *_: way)
+    assert least(simulated, build) > lowest
+
+
 def test_each_array_travels_once_and_nothing_is_allocated():
     net = deep(SimulatedDevice(least_of_deep()))
     twice(net)
