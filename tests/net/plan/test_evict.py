@@ -77,8 +77,8 @@ LAST = pytest.param(channels_last, id="channels last", marks=needs_compiler)
 SIMULATED_OR_LAST = pytest.mark.parametrize("make", [simulated, LAST])
 
 
-def deep(device, **options):
-    net = made(DEEP, device, "train", passes=(), **options)
+def deep(device, text=DEEP, **options):
+    net = made(text, device, "train", passes=(), **options)
     net.compiled()
     return net
 
@@ -480,11 +480,7 @@ def test_what_is_made_anew_where_most_is_in_use_is_evicted(monkeypatch):
     data = DATA.replace(small, large)
     text = data + conv("c", "data", outputs=8) + projected("x", "c", 8, 1) + projected("y", "x", 16, 2) + loss("y")
 
-    def build(device):
-        net = made(text, device, "train", passes=())
-        net.compiled()
-        return net
-
+    build = functools.partial(deep, text=text)
     lowest, (_, expected) = least(simulated, build), need(simulated, build, twice)
     net = build(simulated(lowest))
     assert_same(twice(net), expected)
