@@ -34,6 +34,7 @@ _POSITIONS: dict[str, tuple[int, ...]] = {
 
 _FOLDED: dict[str, tuple[int, ...]] = {
     "batch_norm_forward": (0, 1, 2), "batch_norm_given": (0, 1, 2), "batch_norm_inference": (0, 1),
+    "batch_norm_moments": (0,), "batch_norm_sums": (0, 3), "batch_norm_backward_given": (0, 4, 5),
     "batch_norm_backward": (0, 2, 3), "batch_norm_backward_global": (0, 1), "batch_norm_scale_backward": (0, 4, 5),
     "scale_forward": (0, 3),
     "scale_backward_data": (0, 2), "scale_backward_gamma": (0, 1), "scale_backward_beta": (0,), "bias_forward": (0, 2),

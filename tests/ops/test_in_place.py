@@ -32,6 +32,7 @@ OPS = {
     "scale_backward_data": ("xcy", {}), "prelu_forward": ("xcy", {}), "prelu_backward_data": ("xcxy", {}),
     "batch_norm_inference": ("xycvf", {"eps": 1e-3}), "batch_norm_backward_global": ("xyvf", {"eps": 1e-3}),
     "batch_norm_forward": ("xyymvcvf", NORM), "batch_norm_given": ("xyymv", {}), "batch_norm_backward": ("xcxy", {}),
+    "batch_norm_backward_given": ("xvccxyd", {"relu": True, "count": 400}),
     "batch_norm_scale_forward": ("xyymvcvfcc", {**NORM, "relu": True}),
     "batch_norm_scale_given": ("xyymvcc", {"relu": True}),
     "batch_norm_scale_sum_relu_given": ("xxyymvcc", {"slope": 0.1}),
@@ -46,7 +47,7 @@ OPS = {
     "relu_bias_backward": ("xxyc", {"slope": 0.1, "accumulate": False}),
     "softmax_loss_backward": ("xltfy", {"ignore_label": 1, "normalization": "VALID", "layer": "loss"}),
 }  # fmt: skip
-"""Op -> its operands (x: a large input, y: a large output, c: of each channel, m: two of each, v: one, positive, p: of each plane, f: one
+"""Op -> its operands (x: a large input, y: a large output, c: of each channel, m: two of each, d: two of each in double precision, v: one, positive, p: of each plane, f: one
 number, r and s: x and y as planes, b: bytes, i: indices, l: labels, t: two positive numbers for each of these) and its attributes."""
 
 
@@ -54,13 +55,13 @@ def made(kinds, shape, rng):
     outer, channels, inner = shape
     planes = outer * channels, inner
     like = {
-        "c": lambda: rng.normal(size=channels), "m": lambda: rng.normal(size=2 * channels), "v": lambda: rng.random(channels) + 0.5, "f": lambda: np.full(1, 3.5),
+        "c": lambda: rng.normal(size=channels), "m": lambda: rng.normal(size=2 * channels), "d": lambda: rng.normal(size=2 * channels), "v": lambda: rng.random(channels) + 0.5, "f": lambda: np.full(1, 3.5),
         "p": lambda: rng.normal(size=outer * channels), "x": lambda: rng.normal(size=shape),
         "y": lambda: np.full(shape, np.nan),
         "r": lambda: rng.normal(size=planes), "s": lambda: np.full(planes, np.nan), "b": lambda: rng.integers(0, 2, shape), "i": lambda: rng.integers(0, 3, shape),
     }  # fmt: skip
     like |= {"l": lambda: rng.integers(0, channels, (outer, inner)), "t": lambda: rng.random((outer, 2, inner)) + 1}
-    types = {"b": np.uint8, "i": np.int32}
+    types = {"b": np.uint8, "i": np.int32, "d": np.float64}
     return [like[kind]().astype(types.get(kind, np.float32)) for kind in kinds]
 
 

@@ -18,6 +18,7 @@ from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import THREADS, Kernels
 
 _UP, _DOWN = Kernels("batch_norm"), Kernels("batch_norm_gradient")
+_SLICES, _SETTLE = Kernels("batch_norm_slices"), Kernels("batch_norm_settle")
 # where channels have no runs:
 _COLUMN_BLOCKS = 528  # what an H200 takes at a time
 _LEAST_ROWS, _MAP_ROWS = 8, 4  # of a thread, at least: of those that sum, and those of a map that joins parts
@@ -74,10 +75,11 @@ class _Reduced(NamedTuple):
 
 
 def _reduce(kernels: Kernels, like: CudaArray, name: str, finish: str, large: tuple[Any, ...], small: tuple[Any, ...],
-            ws: CudaArray, *numbers: Any) -> _Reduced:  # fmt: skip
-    """Sums by channel of `large` arrays, and what is made of them."""
+            ws: CudaArray, *numbers: Any, maps: bool = True) -> _Reduced:  # fmt: skip
+    """Sums by channel of `large` arrays, and what is made of them; `maps`: a map comes next, which may join parts."""
     outer, count, inner = like.shape
     parts, blocks, width, chunks = _plan_of(like)
+    chunks = chunks if maps else 0
     factors, sums = ws.address, ws.address + 4 * exact(like.dtype).itemsize * count
     given = *small, sums, factors, outer, count, inner, parts, *numbers
     if width:
@@ -143,6 +145,21 @@ def _statistics(x: CudaArray, state: tuple[CudaArray, ...], eps: float, fraction
     return _reduce(_UP, x, "forward_moments", "forward_finish", (x,), state, ws, eps, fraction)
 
 
+def moments(x: CudaArray, moments: CudaArray, *, before: int, ws: CudaArray) -> None:
+    """moments (2 * channels,), doubles: by channel means of x and of `before` numbers whose moments are there, and the
+    sums of squared distances from them."""
+    if x.size:
+        _reduce(_SLICES, x, "gathered_moments", "gathered_moments_finish", (x,), (moments,), ws, before, maps=False)
+    elif not before:
+        moments.zero()
+
+
+def settle(moments: CudaArray, state: tuple[CudaArray, ...], *, eps: float, fraction: float, count: int) -> None:
+    """What `forward` leaves of channels of `count` numbers, from their moments."""
+    channels = state[1].size
+    _SETTLE.over(state[0], "settle", channels, moments, *state, channels, count, eps, fraction, each=1)
+
+
 def backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray,
              dx: CudaArray, dgamma: CudaArray | None, dbeta: CudaArray | None, *, relu: bool, accumulate: bool,
              ws: CudaArray) -> None:  # fmt: skip
@@ -152,6 +169,30 @@ def backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None, beta:
     gamma, beta, dgamma and dbeta may be left out.
     """
     _backward("backward_sums", (xhat, dy), xhat, inv_std, gamma, beta, dy, dx, dgamma, dbeta, relu, accumulate, ws)
+
+
+def sums(xhat: CudaArray, gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray, sums: CudaArray, *,
+         relu: bool, first: bool, ws: CudaArray) -> None:  # fmt: skip
+    """sums (2 * channels,), doubles, get by channel those of g and those of g * xhat, g as of `backward`."""
+    if xhat.size:
+        names, large, small = ("gathered_sums", "gathered_sums_finish"), (xhat, dy), (gamma, beta, sums)
+        _reduce(_SLICES, xhat, *names, large, small, ws, relu, first, maps=False)
+    elif first:
+        sums.zero()
+
+
+def gradients(sums: CudaArray, dgamma: CudaArray | None, dbeta: CudaArray | None, *, accumulate: bool) -> None:
+    """dgamma and dbeta of `backward`, from the sums."""
+    like = dbeta if dgamma is None else dgamma
+    if like is not None:
+        _SLICES.over(like, "gradients", like.size, sums, dgamma, dbeta, like.size, accumulate, each=1)
+
+
+def backward_given(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray,
+                   dx: CudaArray, sums: CudaArray, *, relu: bool, count: int) -> None:  # fmt: skip
+    """dx of `backward`, from the sums of `count` numbers a channel."""
+    given, shape = (xhat, dy, dx, inv_std, gamma, beta, sums), (xhat.size, xhat.shape[1], xhat.shape[2])
+    _SLICES.chunks(xhat, "backward_given_map", xhat.size, *given, 1 / count, *shape, relu)
 
 
 def summed_backward(top: CudaArray, one: CudaArray, two: CudaArray, total: CudaArray | None, g: CudaArray,

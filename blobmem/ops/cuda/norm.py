@@ -37,9 +37,55 @@ def batch_norm_given(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: C
 
 
 @op(family="cuda", workspace=batch_norm.workspace)
+def batch_norm_moments(x: CudaArray, moments: CudaArray, *, before: int, ws: CudaArray) -> None:
+    """Each channel's mean, and after all of these its sum of squared distances from it, in moments (2 * channels,).
+
+    It is of x, whose channels `before` numbers came from others, and of these: their moments are read if there are any
+    (Chan, Golub and LeVeque 1979).
+    """
+    batch_norm.moments(x, moments, before=before, ws=ws)
+
+
+@op(family="cuda")
+def batch_norm_settle(moments: CudaArray, mean: CudaArray, inv_std: CudaArray, running_mean: CudaArray,
+                      running_var: CudaArray, factor: CudaArray, *, eps: float, fraction: float,
+                      count: int) -> None:  # fmt: skip
+    """What `batch_norm_forward` leaves of channels of `count` numbers, from their moments (`batch_norm_moments`)."""
+    state = mean, inv_std, running_mean, running_var, factor
+    batch_norm.settle(moments, state, eps=eps, fraction=fraction, count=count)
+
+
+@op(family="cuda", workspace=batch_norm.workspace)
 def batch_norm_backward(xhat: CudaArray, inv_std: CudaArray, dy: CudaArray, dx: CudaArray, *, ws: CudaArray) -> None:
     """dx = inv_std * (dy - mean(dy) - xhat * mean(dy * xhat)), means over channels."""
     batch_norm.backward(xhat, inv_std, None, None, dy, dx, None, None, relu=False, accumulate=False, ws=ws)
+
+
+@op(family="cuda", workspace=batch_norm.workspace)
+def batch_norm_sums(xhat: CudaArray, gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray, sums: CudaArray, *,
+                    relu: bool, first: bool, ws: CudaArray) -> None:  # fmt: skip
+    """sums (2 * channels,) get each channel's sum of g, and after all of these that of g * xhat.
+
+    g is dy, with `relu` 0 where gamma * xhat + beta is not positive; gamma and beta may be left out (1 and 0). Unless
+    this is the `first`, they are added to what is in sums.
+    """
+    batch_norm.sums(xhat, gamma, beta, dy, sums, relu=relu, first=first, ws=ws)
+
+
+@op(family="cuda")
+def batch_norm_gradients(sums: CudaArray, dgamma: CudaArray | None, dbeta: CudaArray | None, *,
+                         accumulate: bool) -> None:  # fmt: skip
+    """dgamma (+)= the second half of what `batch_norm_sums` has summed, dbeta (+)= the first; None: not wanted."""
+    batch_norm.gradients(sums, dgamma, dbeta, accumulate=accumulate)
+
+
+@op(family="cuda")
+def batch_norm_backward_given(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None, beta: CudaArray | None,
+                              dy: CudaArray, dx: CudaArray, sums: CudaArray, *, relu: bool,
+                              count: int) -> None:  # fmt: skip
+    """dx = gamma * inv_std * (g - mean(g) - xhat * mean(g * xhat)), g and the sums of `count` of them by
+    `batch_norm_sums`; dx may be dy or xhat."""
+    batch_norm.backward_given(xhat, inv_std, gamma, beta, dy, dx, sums, relu=relu, count=count)
 
 
 @op(family="cuda")

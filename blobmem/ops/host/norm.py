@@ -14,16 +14,30 @@ from blobmem.ops.host.channels import (
     affine,
     affine_across,
     dot_channels,
+    gradient_given,
+    gradient_sums,
+    merge_moments,
     normalize,
     normalize_backward,
+    normalize_given,
+    settle,
     sum_channels,
 )
-from blobmem.ops.host.channels_flat import TILE, normalize_columns, normalize_columns_backward, sum_columns
+from blobmem.ops.host.channels_flat import (
+    TILE,
+    gradient_columns_given,
+    gradient_sums_columns,
+    merge_moments_columns,
+    normalize_columns,
+    normalize_columns_backward,
+    normalize_columns_given,
+    sum_columns,
+)
 from blobmem.ops.host.parallel import parallel_for
 from blobmem.ops.registry import op
 
 _GRAIN = 32768
-_TWO_TILES = (2 * TILE, np.float64)
+_TWO_TILES, _FIVE_TILES = (2 * TILE, np.float64), (5 * TILE, np.float64)
 
 
 def _planes(x: np.ndarray) -> int:
@@ -34,6 +48,10 @@ def _channels(x: np.ndarray) -> int:
     return 1 + _GRAIN // max(1, x.shape[0] * x.shape[2])
 
 
+def _rows(x: np.ndarray) -> int:
+    return 1 + _GRAIN // max(1, x.shape[1])
+
+
 def _affine(x: np.ndarray, y: np.ndarray, less: np.ndarray | None, times: np.ndarray | None,
             plus: np.ndarray | None) -> None:  # fmt: skip
     """y = (x - less) * times + plus."""
@@ -42,8 +60,7 @@ def _affine(x: np.ndarray, y: np.ndarray, less: np.ndarray | None, times: np.nda
     wanted = less is not None, times is not None, plus is not None
     outer, channels, inner = x.shape
     if inner == 1:
-        grain = 1 + _GRAIN // max(1, channels)
-        parallel_for(affine_across, outer, flat, y.reshape(-1), channels, *given, *wanted, grain=grain)
+        parallel_for(affine_across, outer, flat, y.reshape(-1), channels, *given, *wanted, grain=_rows(x))
     else:
         parallel_for(affine, outer * channels, flat, y.reshape(-1), channels, inner, *given, *wanted, grain=_planes(x))
 
@@ -80,6 +97,51 @@ def batch_norm_forward(x: np.ndarray, y: np.ndarray, xhat: np.ndarray | None, me
     else:
         parallel_for(normalize, channels, *large, outer, channels, inner, *small, float(eps), float(fraction),
                      grain=_channels(x))  # fmt: skip
+    factor *= fraction
+    factor += 1
+
+
+@op
+def batch_norm_given(x: np.ndarray, y: np.ndarray, xhat: np.ndarray | None, mean: np.ndarray,
+                     inv_std: np.ndarray) -> None:  # fmt: skip
+    """y and xhat of `batch_norm_forward` of the same x, to the same bits, by the statistics that it has left."""
+    outer, channels, inner = x.shape
+    large = x.reshape(-1), y.reshape(-1), (y if xhat is None else xhat).reshape(-1), xhat is not None
+    small = mean.reshape(-1), inv_std.reshape(-1)
+    if inner == 1:
+        parallel_for(normalize_columns_given, outer, *large, channels, *small, grain=_rows(x), scratch_of=_TWO_TILES)
+    else:
+        parallel_for(normalize_given, outer * channels, *large, channels, inner, *small, grain=_planes(x))
+
+
+@op
+def batch_norm_moments(x: np.ndarray, moments: np.ndarray, *, before: int) -> None:
+    """Each channel's mean, and after all of these its sum of squared distances from it, in moments (2 * channels,).
+
+    It is of x, whose channels `before` numbers came from others, and of these: their moments are read if there are any
+    (Chan, Golub and LeVeque 1979).
+    """
+    outer, channels, inner = x.shape
+    if x.size == 0:
+        if not before:
+            moments[...] = 0
+    elif inner == 1:
+        parallel_for(merge_moments_columns, channels, x.reshape(-1), outer, channels, moments.reshape(-1), int(before),
+                     grain=_channels(x))  # fmt: skip
+    else:
+        parallel_for(merge_moments, channels, x.reshape(-1), outer, channels, inner, moments.reshape(-1), int(before),
+                     grain=_channels(x))  # fmt: skip
+
+
+@op
+def batch_norm_settle(moments: np.ndarray, mean: np.ndarray, inv_std: np.ndarray, running_mean: np.ndarray,
+                      running_var: np.ndarray, factor: np.ndarray, *, eps: float, fraction: float,
+                      count: int) -> None:  # fmt: skip
+    """What `batch_norm_forward` leaves of channels of `count` numbers, from their moments (`batch_norm_moments`)."""
+    channels = inv_std.size
+    small = [values.reshape(-1) for values in (mean, inv_std, running_mean, running_var)]
+    parallel_for(settle, channels, moments.reshape(-1), channels, int(count), *small, float(eps), float(fraction),
+                 grain=_GRAIN)  # fmt: skip
     factor *= fraction
     factor += 1
 
@@ -132,6 +194,55 @@ def batch_norm_backward(xhat: np.ndarray, inv_std: np.ndarray, dy: np.ndarray, d
                      scratch_of=_TWO_TILES)  # fmt: skip
     else:
         parallel_for(normalize_backward, channels, *arrays, outer, channels, inner, grain=_channels(dy))
+
+
+def _shift(gamma: np.ndarray | None, beta: np.ndarray | None, other: np.ndarray) -> tuple:
+    """Both, `other` where one is absent, and which of them there are."""
+    given = [other if values is None else values.reshape(-1) for values in (gamma, beta)]
+    return *given, gamma is not None, beta is not None
+
+
+@op
+def batch_norm_sums(xhat: np.ndarray, gamma: np.ndarray | None, beta: np.ndarray | None, dy: np.ndarray,
+                    sums: np.ndarray, *, relu: bool, first: bool) -> None:  # fmt: skip
+    """sums (2 * channels,) get each channel's sum of g, and after all of these that of g * xhat.
+
+    g is dy, with `relu` 0 where gamma * xhat + beta is not positive; gamma and beta may be left out (1 and 0). Unless
+    this is the `first`, they are added to what is in sums.
+    """
+    outer, channels, inner = dy.shape
+    large = xhat.reshape(-1), dy.reshape(-1)
+    more = *_shift(gamma, beta, large[0]), bool(relu), sums.reshape(-1), bool(first)
+    if inner == 1:
+        parallel_for(gradient_sums_columns, channels, *large, outer, channels, *more, grain=_channels(dy),
+                     scratch_of=_TWO_TILES)  # fmt: skip
+    else:
+        parallel_for(gradient_sums, channels, *large, outer, channels, inner, *more, grain=_channels(dy))
+
+
+@op
+def batch_norm_gradients(sums: np.ndarray, dgamma: np.ndarray | None, dbeta: np.ndarray | None, *,
+                         accumulate: bool) -> None:  # fmt: skip
+    """dgamma (+)= the second half of what `batch_norm_sums` has summed, dbeta (+)= the first; None: not wanted."""
+    plain, along = sums.reshape(2, -1)
+    for total, new in ((dgamma, along), (dbeta, plain)):
+        if total is not None:
+            total[...] = new.astype(total.dtype).reshape(total.shape) + (total if accumulate else 0)
+
+
+@op
+def batch_norm_backward_given(xhat: np.ndarray, inv_std: np.ndarray, gamma: np.ndarray | None, beta: np.ndarray | None,
+                              dy: np.ndarray, dx: np.ndarray, sums: np.ndarray, *, relu: bool,
+                              count: int) -> None:  # fmt: skip
+    """dx = gamma * inv_std * (g - mean(g) - xhat * mean(g * xhat)), g and the sums of `count` of them by
+    `batch_norm_sums`; dx may be dy or xhat."""
+    outer, channels, inner = dy.shape
+    large, small = [values.reshape(-1) for values in (xhat, dy, dx)], inv_std.reshape(-1)
+    more = small, *_shift(gamma, beta, small), bool(relu), sums.reshape(-1), int(count)
+    if inner == 1:
+        parallel_for(gradient_columns_given, outer, *large, channels, *more, grain=_rows(dy), scratch_of=_FIVE_TILES)
+    else:
+        parallel_for(gradient_given, outer * channels, *large, channels, inner, *more, grain=_planes(dy))
 
 
 @op

@@ -71,7 +71,7 @@ def test_the_same_bits(monkeypatch, device, part, seed, rounds):
     if part == 1:
         assert {"n/normalized", "p", "p/mask", "d", "drop/mask", "l", "e"} <= {*choosing.again[0]}
         norms = {str(each.op) for each in net.compiled()[1].calls} & {"batch_norm_forward", "batch_norm_given"}
-        assert norms == {"batch_norm_forward" if device.family == "host" else "batch_norm_given"}
+        assert norms == {"batch_norm_given"}
 
 
 @needs_compiler

@@ -1,8 +1,11 @@
 """Batch norm, scale and bias by channel: whole packs and odd runs, one part and several, channels without runs."""
 
+import itertools
+
 import numpy as np
 import pytest
 
+from blobmem import dtypes
 from blobmem.ops.cuda import channels
 
 SHAPES = [
@@ -121,6 +124,117 @@ def test_scale_and_bias(cuda, rng, shape, dtype):
     cuda.compare("bias_forward", x, beta, x)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (2000, 64, 1), (0, 3, 4), (0, 8, 1)])
+@pytest.mark.parametrize("before", [0, 1000])
+def test_moments(cuda, rng, shape, dtype, before):
+    x, moments = normal(rng, dtype, *shape, mean=2), rng.random(2 * shape[1]) * 5
+    if not before:
+        moments[:] = np.nan
+    rtol = 1e-6 if dtype == np.float32 else 1e-12
+    cuda.compare("batch_norm_moments", x, moments, before=before, rtol=rtol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [1, 7, 700])
+def test_settled_moments(cuda, rng, channels, dtype):
+    state = batch_norm_state(rng, dtype, channels)
+    cuda.compare(
+        "batch_norm_settle", rng.random(2 * channels) * 5, *state, eps=1e-3, fraction=0.75, count=77, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("shape", [(300, 33, 1), (2000, 64, 1), (64, 2, 121), (3, 2, 12100), (6, 5, 49)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_slice_is_the_whole_to_the_same_bits_and_several_nearly(cuda, rng, shape, dtype):
+    x, state = normal(rng, dtype, *shape, mean=30), batch_norm_state(rng, dtype, shape[1])
+    x[: shape[0] // 3] += 1
+    whole = cuda.run("batch_norm_forward", x, np.zeros_like(x), None, *state, eps=1e-3, fraction=0.75)
+    for cuts in ([0, shape[0]], [0, 1, shape[0] // 3, shape[0]]):
+        moments, count = np.full(2 * shape[1], np.nan), shape[2]
+        for begin, end in itertools.pairwise(cuts):
+            moments = cuda.run("batch_norm_moments", x[begin:end], moments, before=begin * count)[1]
+        kept = cuda.run("batch_norm_settle", moments, *state, eps=1e-3, fraction=0.75, count=shape[0] * count)[1:]
+        y = [cuda.run("batch_norm_given", x[begin:end], x[begin:end] * 0, None, *kept[:2])[1]
+             for begin, end in itertools.pairwise(cuts)]  # fmt: skip
+        for mine, theirs in zip([np.concatenate(y), *kept[1:]], [whole[1], *whole[4:]], strict=True):
+            if len(cuts) == 2 and channels.splits(shape) == 1 and shape[2] > 1:
+                np.testing.assert_array_equal(mine, theirs)
+            else:
+                np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-4 if dtype == np.float32 else 1e-11)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (2000, 64, 1), (0, 3, 4), (0, 8, 1)])
+@pytest.mark.parametrize("relu, given", [(True, True), (True, False), (False, True), (False, False)])
+def test_gradients_from_sums(cuda, rng, shape, dtype, relu, given):
+    xhat, dy = normal(rng, dtype, *shape), normal(rng, dtype, *shape, mean=1)
+    c, inv_std = shape[1], rng.random(shape[1]).astype(dtype) + 1
+    gamma, beta = (normal(rng, dtype, c), normal(rng, dtype, c)) if given else (None, None)
+    sums, count = rng.random(2 * c) * 5, max(1, shape[0] * shape[2])
+    near = 5e-7 * count + 1e-5 if dtype == np.float32 else 1e-10
+    for first in (False, True):
+        total = sums * (np.nan if first else 1)
+        cuda.compare("batch_norm_sums", xhat, gamma, beta, dy, total, relu=relu, first=first, atol=near)
+    near = 1e-4 if dtype == np.float32 else 1e-11
+    for dx in (np.zeros_like(dy), dy, xhat):
+        operands = xhat, inv_std, gamma, beta, dy, dx, sums
+        cuda.compare("batch_norm_backward_given", *operands, relu=relu, count=count, atol=near)
+    totals = normal(rng, dtype, c), normal(rng, dtype, c)
+    for accumulate, wanted in [(True, totals), (False, totals), (True, (totals[0], None)), (False, (None, totals[1]))]:
+        cuda.compare("batch_norm_gradients", sums, *wanted, accumulate=accumulate)
+
+
+@pytest.mark.parametrize("shape", [(300, 33, 1), (2000, 64, 1), (64, 2, 121), (3, 2, 12100)])
+def test_gradient_by_sums_of_slices_is_that_of_the_whole(cuda, rng, shape):
+    """Shut where it is, too: to the same bits, or some element would be far off."""
+    xhat, dy, c = normal(rng, np.float32, *shape), normal(rng, np.float32, *shape, mean=1), shape[1]
+    xhat[:] = np.round(4 * xhat) / 4
+    inv_std, gamma = rng.random(c).astype(np.float32) + 1, np.full(c, 0.3, np.float32)
+    factors, zero = (xhat, inv_std, gamma, -gamma * xhat[0, :, 0]), np.zeros(c, np.float32)
+    whole = cuda.run("batch_norm_scale_backward", *factors, dy, np.zeros_like(dy), zero, zero.copy(), relu=True,
+                     accumulate=False)  # fmt: skip
+    sums, cut = np.full(2 * c, np.nan), shape[0] // 3
+    for part in (slice(cut), slice(cut, None)):
+        operands = xhat[part], *factors[2:], dy[part], sums
+        sums = cuda.run("batch_norm_sums", *operands, relu=True, first=part.start is None)[4]
+    dx = [cuda.run("batch_norm_backward_given", xhat[part], *factors[1:], dy[part], dy[part] * 0, sums, relu=True,
+                   count=shape[0] * shape[2])[5] for part in (slice(cut), slice(cut, None))]  # fmt: skip
+    np.testing.assert_allclose(np.concatenate(dx), whole[5], rtol=0, atol=1e-5)
+    totals = cuda.run("batch_norm_gradients", sums, zero, zero.copy(), accumulate=False)[1:]
+    for mine, theirs in zip(totals, whole[6:8], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", dtypes.HALVES)
+@pytest.mark.parametrize("shape", [(2000, 64, 1), (300, 7, 1), (3, 5, 49), (3, 2, 12100)])
+def test_slices_of_halves(cuda, rng, shape, dtype):
+    """Statistics are float32, gamma, beta and their gradients halves."""
+    half, c, count = dtypes.of(dtype), shape[1], shape[0] * shape[2]
+    x, dy = normal(rng, half, *shape, mean=2), normal(rng, half, *shape, mean=1)
+    gamma, beta = normal(rng, half, c), normal(rng, half, c)
+    wide, slope, times, plus = (a.astype(np.float64) for a in (x, dy, gamma[:, None], beta[:, None]))
+    moments, state = np.full(2 * c, np.nan), batch_norm_state(rng, np.float32, c)
+    for part in (slice(1), slice(1, None)):
+        moments = cuda.run("batch_norm_moments", x[part], moments, before=shape[2] * (part.start or 0))[1]
+    np.testing.assert_allclose(moments[:c], wide.mean((0, 2)), rtol=1e-5)
+    np.testing.assert_allclose(moments[c:], wide.var((0, 2)) * count, rtol=1e-5)
+    state = cuda.run("batch_norm_settle", moments, *state, eps=1e-3, fraction=0.75, count=count)[1:]
+    np.testing.assert_allclose(state[1], (wide.var((0, 2)) + 1e-3) ** -0.5, rtol=1e-5)
+    g, sums = np.where(wide * times + plus > 0, slope, 0), np.full(2 * c, np.nan)
+    for part in (slice(1), slice(1, None)):
+        operands = x[part], gamma, beta, dy[part], sums
+        sums = cuda.run("batch_norm_sums", *operands, relu=True, first=part.start is None)[4]
+    both = np.stack([g.sum((0, 2)), (g * wide).sum((0, 2))])
+    np.testing.assert_allclose(sums.reshape(2, c), both, atol=1e-5 * count)
+    totals = cuda.run("batch_norm_gradients", sums, gamma, beta, accumulate=False)[1:]
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(totals, both[::-1].astype(half), rtol=1e-2)
+    dx = cuda.run("batch_norm_backward_given", x, state[1], gamma, beta, dy, x, sums, relu=True, count=count)[5]
+    expected = (g - both[0][:, None] / count - wide * both[1][:, None] / count) * times * state[1][:, None]
+    np.testing.assert_allclose(dx.astype(np.float64), expected, atol=0.02 * np.abs(expected).max())
+
+
 def test_launches(cuda, rng):
     """Two where a block can take a channel, three where it has to be cut."""
     if not hasattr(cuda.device, "launches"):
@@ -137,6 +251,8 @@ def test_same_bits(cuda, rng):
     for name, operands, options in [
         ("batch_norm_forward", (x, np.zeros_like(x), None, *state), {"eps": 1e-5, "fraction": 0.9}),
         ("batch_norm_backward", (x, state[3], dy, np.zeros_like(x)), {}),
+        ("batch_norm_moments", (x, np.ones(4)), {"before": 9}),
+        ("batch_norm_sums", (x, None, None, dy, np.ones(4)), {"relu": True, "first": False}),
         ("scale_backward_gamma", (x, dy, np.zeros(2, np.float32)), {"accumulate": False}),
     ]:
         first, second = (cuda.run(name, *operands, **options) for _ in range(2))

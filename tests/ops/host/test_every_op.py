@@ -91,6 +91,14 @@ CASES = {
     "axpy_forward": ([(18,), (18, 99), (18, 99), Out(18, 99)], {}),
     "batch_norm_forward": ([F, Out(*F), Out(*F), Out(12), Out(6), InOut(6), InOut(6), InOut(1)],
                            {"eps": 1e-5, "fraction": 0.9}),
+    "batch_norm_given": ([F, Out(*F), Out(*F), (12,), (6,)], {}),
+    "batch_norm_moments": ([F, Squares(12, dtype=np.float64)], {"before": 40}),
+    "batch_norm_settle": ([lambda rng, dtype: rng.random(12), Out(12), Out(6), InOut(6), InOut(6), InOut(1)],
+                          {"eps": 1e-5, "fraction": 0.9, "count": 40}),
+    "batch_norm_sums": ([F, (6,), (6,), F, Out(12, dtype=np.float64)], {"relu": True, "first": True}),
+    "batch_norm_gradients": ([lambda rng, dtype: rng.random(12), Out(6), Out(6)], {"accumulate": False}),
+    "batch_norm_backward_given": ([F, (6,), (6,), (6,), F, Out(*F), lambda rng, dtype: rng.random(12)],
+                                  {"relu": True, "count": 400}),
     "batch_norm_inference": ([F, Out(*F), (6,), positive(6), positive(1)], {"eps": 10.0}),
     "batch_norm_backward": ([F, (6,), F, Out(*F)], {}),
     "batch_norm_backward_global": ([F, Out(*F), positive(6), positive(1)], {"eps": 10.0}),
@@ -255,7 +263,7 @@ def make(name, read_only=False):
     operands, written = [], []
     for kind in CASES[name][0]:
         if isinstance(kind, InOut):
-            array = rng.standard_normal(kind.shape).astype(np.float32)
+            array = rng.standard_normal(kind.shape).astype(kind.dtype or np.float32)
             array = abs(array) if isinstance(kind, Squares) else array
         elif isinstance(kind, Out):
             array = np.full(kind.shape, 113 if kind.dtype else np.nan, kind.dtype or np.float32)

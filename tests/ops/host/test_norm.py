@@ -1,5 +1,7 @@
 """Normalization, scaling and shifting against NumPy in float64."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -162,15 +164,131 @@ def test_opposite_gradients_leave_nothing(dtype, garbage):
     assert (total == 0).all()
 
 
+def slices(shape):
+    """Of uneven sizes; the last one is empty."""
+    cuts = sorted({0, shape[0] // 5, shape[0] // 2, shape[0]})
+    return [slice(*pair) for pair in itertools.pairwise([*cuts, shape[0]])]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batch_norm_by_statistics_has_the_same_bits(shape, keep, in_place, dtype, garbage):
+    x, c = values(dtype, *shape) * 3 + 7, shape[1]
+    state = garbage(2 * c), garbage(c), values(dtype, c), values(dtype, c) ** 2, np.ones(1, dtype)
+    expected, kept = garbage(*shape), garbage(*shape)
+    norm.batch_norm_forward(x, expected, kept, *state, eps=1e-3, fraction=0.75)
+    for part in slices(shape):
+        given = x[part].copy()
+        y, xhat = given if in_place else np.full_like(given, np.nan), np.full_like(given, np.nan) if keep else None
+        norm.batch_norm_given(given, y, xhat, *state[:2])
+        assert y.tobytes() == expected[part].tobytes()
+        assert xhat is None or xhat.tobytes() == kept[part].tobytes()
+
+
+@pytest.mark.parametrize("mean", [0, 4096])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_moments_of_slices(shape, mean, dtype):
+    x = values(dtype, *shape) + mean
+    x[: shape[0] // 2] += 5  # so that slices have other means
+    moments, seen = np.full(2 * shape[1], np.nan), 0
+    for part in slices(shape):
+        norm.batch_norm_moments(x[part], moments, before=seen)
+        seen += x[part].shape[0] * shape[2]
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose(moments[: shape[1]], exact.mean((0, 2)), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(moments[shape[1] :], exact.var((0, 2)) * seen, rtol=1e-9, atol=1e-13)
+
+
+def test_moments_of_nothing():
+    for shape in ((0, 3, 4), (0, 3, 1), (2, 3, 0)):
+        moments = np.arange(6.0)
+        norm.batch_norm_moments(np.zeros(shape, np.float32), moments, before=7)
+        np.testing.assert_array_equal(moments, np.arange(6.0))
+        moments[:] = np.nan
+        norm.batch_norm_moments(np.zeros(shape, np.float32), moments, before=0)
+        np.testing.assert_array_equal(moments, np.zeros(6))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_settled_moments_are_the_statistics_of_the_whole(shape, dtype, close, garbage):
+    x, c = values(dtype, *shape) * 3 + 1, shape[1]
+    running = values(dtype, c, seed=1), values(dtype, c, seed=2) ** 2, np.array([2], dtype)
+    expected = garbage(2 * c), garbage(c), *(array.copy() for array in running)
+    norm.batch_norm_forward(x, garbage(*shape), None, *expected, eps=1e-3, fraction=0.75)
+    moments, count = np.empty(2 * c), shape[0] * shape[2]
+    norm.batch_norm_moments(x, moments, before=0)
+    state = garbage(2 * c), garbage(c), *running
+    norm.batch_norm_settle(moments, *state, eps=1e-3, fraction=0.75, count=count)
+    for mine, whole in zip(state[1:], expected[1:], strict=True):
+        close(mine, whole)
+    means = [array.astype(np.float64).reshape(2, c).sum(0) for array in (state[0], expected[0])]
+    np.testing.assert_allclose(*means, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("target", ["dx", "dy", "xhat"])
+@pytest.mark.parametrize("scaled, shifted", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradient_of_slices(shape, relu, scaled, shifted, target, dtype, garbage):
+    c, count = shape[1], shape[0] * shape[2]
+    xhat, dy = values(dtype, *shape), values(dtype, *shape, seed=1) + 1
+    inv_std = values(dtype, c, seed=2) ** 2 + 1
+    gamma, beta = values(dtype, c, seed=3) if scaled else None, values(dtype, c, seed=4) if shifted else None
+    times, plus = (by_channel(other if array is None else array) for array, other in ((gamma, [1]), (beta, [0])))
+    g = np.where(xhat * times + plus > 0, dy, 0).astype(np.float64) if relu else dy.astype(np.float64)
+    sums, dx = np.full(2 * c, np.nan), garbage(*shape)
+    for at, part in enumerate(slices(shape)):
+        norm.batch_norm_sums(xhat[part], gamma, beta, dy[part], sums, relu=relu, first=at == 0)
+    expected = np.concatenate([g.sum((0, 2)), (g * xhat).sum((0, 2))])
+    atol = {np.float32: 1e-6, np.float64: 1e-14}[dtype] * (10 + count)
+    np.testing.assert_allclose(sums, expected, atol=atol)
+    expected = expected.reshape(2, 1, c, 1) / count
+    expected = (g - expected[0] - xhat * expected[1]) * times * by_channel(inv_std)
+    for part in slices(shape):
+        given = {"xhat": xhat[part].copy(), "dy": dy[part].copy(), "dx": dx[part]}
+        norm.batch_norm_backward_given(given["xhat"], inv_std, gamma, beta, given["dy"], given[target], sums, relu=relu,
+                                       count=count)  # fmt: skip
+        dx[part] = given[target]
+    np.testing.assert_allclose(dx, expected, atol={np.float32: 5e-5, np.float64: 1e-12}[dtype])
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (0, 3, 1), (2, 3, 0)])
+def test_sums_of_nothing(shape):
+    nothing, sums = np.zeros(shape, np.float32), np.arange(6.0)
+    norm.batch_norm_sums(nothing, None, None, nothing, sums, relu=True, first=False)
+    np.testing.assert_array_equal(sums, np.arange(6.0))
+    norm.batch_norm_sums(nothing, None, None, nothing, sums, relu=True, first=True)
+    np.testing.assert_array_equal(sums, np.zeros(6))
+
+
+def test_gradients_of_sums(dtype, garbage):
+    sums, dgamma, dbeta = np.arange(6.0) + 1, garbage(3), garbage(3)
+    norm.batch_norm_gradients(sums, dgamma, None, accumulate=False)
+    norm.batch_norm_gradients(sums, None, dbeta, accumulate=False)
+    np.testing.assert_array_equal([dbeta, dgamma], sums.reshape(2, 3))
+    norm.batch_norm_gradients(sums, dgamma, dbeta, accumulate=True)
+    np.testing.assert_array_equal([dbeta, dgamma], 2 * sums.reshape(2, 3))
+    norm.batch_norm_gradients(sums, None, None, accumulate=True)
+
+
 def cases(dtype, shape):
     x, y, xhat = (values(dtype, *shape, seed=i) for i in range(3))
     c = [values(dtype, shape[1], seed=i) ** 2 for i in range(4)]
-    one = np.ones(1, dtype)
+    one, two = np.ones(1, dtype), np.tile(c[3].astype(np.float64), 2)
     return {
         "forward": (
             norm.batch_norm_forward,
             (x, y, xhat, np.tile(c[0], 2), *c[1:], one),
             {"eps": 1e-5, "fraction": 0.9},
+        ),
+        "given": (norm.batch_norm_given, (x, y, xhat, np.tile(c[0], 2), c[1]), {}),
+        "moments": (norm.batch_norm_moments, (x, two), {"before": 3}),
+        "sums": (norm.batch_norm_sums, (xhat, c[0], c[1], x, two), {"relu": True, "first": False}),
+        "backward given": (
+            norm.batch_norm_backward_given,
+            (xhat, c[0], c[1], c[2], x, y, two),
+            {"relu": True, "count": 99},
         ),
         "inference": (norm.batch_norm_inference, (x, y, c[0], c[1], one), {"eps": 1e-5}),
         "backward": (norm.batch_norm_backward, (xhat, c[0], x, y), {}),

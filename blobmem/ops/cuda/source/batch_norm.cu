@@ -4,28 +4,11 @@
 #include "moments.cuh"
 #include "columns.cuh"
 #include "batch_norm.cuh"
+#include "batch_norm_moments.cuh"
 
-// What becomes of a channel's statistics; `inverse` is what makes the deviation 1.
-struct Kept {
-  T *mean, *rest, *inv_std, *running_mean, *running_var, *factor;
-  double count, eps, fraction;
-  __device__ __forceinline__ double inverse(Statistics all) const { return 1 / sqrt(all.spread / count + eps); }
-  __device__ __forceinline__ void keep(i64 c, Statistics all) const {
-    Normalizer f(all.mean, inverse(all));
-    mean[c] = f.mean;
-    rest[c] = f.rest;
-    inv_std[c] = f.scale;
-    running_mean[c] = (T)(running_mean[c] * fraction + all.mean);
-    running_var[c] = (T)(running_var[c] * fraction + all.spread / (count > 2 ? count - 1 : 1));
-    if (c == 0) factor[0] = factor[0] * (T)fraction + 1;
-  }
-};
-
-struct Forward {
-  double *parts;
+struct Forward : MomentParts {
   Factors *factors;
   Kept kept;
-  i64 channels, splits;
   __device__ __forceinline__ Factors made(Statistics all) const {
     Normalizer f(all.mean, kept.inverse(all));
     return Factors{f.mean, f.rest, f.scale, 0};
@@ -33,28 +16,6 @@ struct Forward {
   __device__ __forceinline__ void finish(i64 c, Statistics all) const {
     factors[c] = made(all);
     kept.keep(c, all);
-  }
-  __device__ __forceinline__ void put(i64 c, i64 s, double count, Statistics all) const {
-    if (splits == 1) {
-      finish(c, all);
-      return;
-    }
-    i64 at = s * channels + c, plane = splits * channels;
-    parts[at] = all.mean;
-    parts[at + plane] = all.spread;
-    parts[at + 2 * plane] = count;
-  }
-  // What the part at a place adds to the sums of `joined`, with distances from the channel's first part's mean: it being far
-  // off is part of the spread, so that the difference at the end cannot lose much.
-  __device__ __forceinline__ void add(i64 at, double first, double (&sums)[2]) const {
-    i64 plane = splits * channels;
-    double far = parts[at] - first, count = parts[at + 2 * plane];
-    sums[0] += count * far;
-    sums[1] += parts[at + plane] + count * far * far;
-  }
-  __device__ __forceinline__ Statistics joined(double first, const double (&sums)[2]) const {
-    double middle = sums[0] / kept.count, spread = sums[1] - sums[0] * middle;
-    return Statistics{first + middle, spread > 0 ? spread : 0};
   }
   // For `map_joined`; the first blocks keep the statistics.
   template <class B> __device__ __forceinline__ Factors join(const B &block, double *shared) const {
@@ -67,81 +28,32 @@ struct Forward {
   }
 };
 
-#define FORWARD                                                                                                  \
-  Forward to = {parts, (Factors *)factors,                                                                       \
+#define FORWARD                                                                                                    \
+  Forward to = {{parts, channels, splits, (double)outer * inner},                                                  \
+                (Factors *)factors,                                                                                \
                 {mean, mean + channels, inv_std, running_mean, running_var, factor, (double)outer * inner, eps,    \
-                 fraction},                                                                                        \
-                channels, splits}
-
-template <int W>
-__device__ __forceinline__ void moments(const D *x, Forward to, i64 outer, i64 inner, double *shared) {
-  i64 s = quotient(blockIdx.x, to.channels), c = blockIdx.x - s * to.channels;
-  Part part(outer * (inner / W), s, to.splits);
-  double count = (double)(part.stop - part.first) * W;
-  Moments seen = moments_of<W>(x, to.channels, inner, c, part, threadIdx.x, blockDim.x);
-  Statistics all = block_statistics(seen, count, shared);
-  if (threadIdx.x == 0) to.put(c, s, count, all);
-}
+                 fraction}}
 
 extern "C" __global__ void __launch_bounds__(256)
     forward_moments(const D *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
                     void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction) {
-  __shared__ double shared[32];
   FORWARD;
-  if (whole_packs(inner))
-    moments<PACK>(x, to, outer, inner, shared);
-  else
-    moments<1>(x, to, outer, inner, shared);
-}
-
-template <int W>
-__device__ __forceinline__ void column_moments(const D *x, Forward to, i64 outer, int width, double *shared) {
-  ColumnBlock<W> block(blockIdx.x, outer, to.channels, to.splits, width);
-  ColumnMoments<W> seen;
-  block.template each<4>([=](i64 at) { return load<W>(x, at); }, [&](const Lot<W>(&rows)[4]) { seen.add(rows); },
-                         [&](const Lot<W> &row) {
-                           Lot<W> rows[1] = {row};
-                           seen.add(rows);
-                         });
-  double mean[W], spread[W];
-#pragma unroll
-  for (int k = 0; k < W; k++) mean[k] = (double)seen.count * seen.mean[k];
-  block.sum(mean, shared);
-#pragma unroll
-  for (int k = 0; k < W; k++) {
-    mean[k] /= block.rows;
-    double from = seen.mean[k] - mean[k];
-    spread[k] = seen.spread[k] + seen.count * from * from;
-  }
-  block.sum(spread, shared);
-  if (block.row == 0 && block.inside) {
-#pragma unroll
-    for (int k = 0; k < W; k++) to.put(block.c + k, block.split, block.rows, Statistics{mean[k], spread[k]});
-  }
+  all_moments(x, to, outer, inner);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     forward_moments_columns(const D *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
                             void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction,
                             int width) {
-  __shared__ double shared[COLUMN_THREADS * PACK];
   FORWARD;
-  if (channels % PACK == 0)
-    column_moments<PACK>(x, to, outer, width, shared);
-  else
-    column_moments<1>(x, to, outer, width, shared);
+  all_column_moments(x, to, outer, width);
 }
 
-// The moments of all of a channel, from those of its parts.
 extern "C" __global__ void __launch_bounds__(512)
     forward_finish(T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts, void *factors,
                    i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction) {
-  __shared__ double shared[16 * ABREAST];
   FORWARD;
-  i64 c = (i64)blockIdx.x * ABREAST + threadIdx.x % ABREAST;
-  double first = c < channels ? parts[c] : 0, sums[2];
-  sum_parts(c, channels, splits, sums, shared, [&](i64 at, double(&sums)[2]) { to.add(at, first, sums); });
-  if (threadIdx.x < ABREAST && c < channels) to.finish(c, to.joined(first, sums));
+  join_moments(to);
 }
 
 struct Normalize {
