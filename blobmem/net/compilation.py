@@ -36,6 +36,7 @@ from blobmem.net.plan import (
     usual,
     with_rooms,
 )
+from blobmem.net.plan.abreast import Abreast
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.bringing import bring_state
 from blobmem.net.plan.places import draft
@@ -126,6 +127,7 @@ class Compilation:
         self._parts: Parts | None = None  # how the forward schedule takes the batch
         self._part_room: int | None = None  # bytes for which it has to, where there is room for no more
         self._sliced: Sliced | None = None  # how a run of layers does, for want of memory
+        self._abreast: Abreast | None = None  # the layers that are to take slices abreast
         self._arena: Arena | None = None
         self._plan: Plan | None = None
         self._fetched: list[Blob] = []  # arrays in which evicted ones come back
@@ -221,6 +223,7 @@ class Compilation:
         emitted = self._emitted_with(less.apart if less is not None else {})
         forward, backward, again = emitted.forward, emitted.backward, emitted.again
         self.streams, self.open_streams = emitted.streams
+        self._sliced = emitted.sliced
         remade, absent = list[Remade](), set[SyncedMemory]()
         if self._arena is not None:
             forward, backward, remade, absent = self._recompute(emitted, less)
@@ -248,7 +251,10 @@ class Compilation:
             for each in backward:
                 each.stream = 0
         self.brings = self._evicted_now()
-        made = Made(forward, backward, remade, kept, passing, again=again, absent=absent, anew=self._anew)
+        made = Made(
+            forward, backward, remade, kept, passing, again=again, absent=absent, anew=self._anew,
+            sliced=emitted.sliced,
+        )  # fmt: skip
         if bring:
             made = bring_state(this, made)
             self._fetched = made.fetched
@@ -406,6 +412,10 @@ class Compilation:
                 return self._schedules
         return None
 
+    def take_abreast(self, which: Abreast | None) -> None:
+        """Let the calls that are made from now on, for this plan, have those layers in slices abreast, or none."""
+        self._abreast = which
+
     def _had_before(self, forward: list[Call], backward: list[Call]) -> tuple[Schedule, Schedule] | None:
         """The schedules that these calls were before, with what has been captured of them."""
         for pair in self._recent:
@@ -496,7 +506,7 @@ class Compilation:
         """The calls of layers, of which some run apart (`Less`): the same ones for all plans that are tried."""
         if self._emitted is None:
             return self._emit(apart)
-        key = frozenset(apart.items())
+        key = frozenset(apart.items()), self._abreast
         if key not in self._emitted:
             self._emitted[key] = self._emit(apart)
         return self._emitted[key]
@@ -510,7 +520,11 @@ class Compilation:
         emitted = Emitted(forward, backward, self._find_streams(backward))
         if self._arena is None:
             return emitted
-        return emitted.keep_less(self._free({*memories([*forward, *backward])}), table(self.device.family))
+        free, ops = self._free({*memories([*forward, *backward])}), table(self.device.family)
+        emitted = emitted.keep_less(free, ops)
+        if self._abreast is not None:
+            emitted = emitted.abreast(self._abreast, free, ops, bool(self._images_last)) or emitted
+        return emitted
 
     def _recompute(self, emitted: Emitted, less: Less | None) -> Anew:
         """The calls with those put in by which arrays are made anew, the usual ones if it is not said which."""
@@ -518,7 +532,9 @@ class Compilation:
         assert again is not None
         if less is None:
             again.held = ()
-            anew = run_again(again, usual(again.uses, again.free, again.traffic), self._recomputed)
+            # slices need an array each
+            array_like = self._recomputed if emitted.sliced is None else self._made_anew
+            anew = run_again(again, usual(again.uses, again.free, again.traffic), array_like)
         else:
             if emitted.places is None:
                 last = bool(self._images_last)
@@ -612,7 +628,7 @@ class Compilation:
         if self._plan is not None:
             self._plan.end(this)
             self._plan = None
-        self._parts = self._folded = self._sliced = None
+        self._parts = self._folded = self._sliced = self._abreast = None
         self._fetched, self._anew = [], []
         self.brings = set()
         if self._evicted:

@@ -12,6 +12,8 @@ from blobmem.memory.blob import Blob
 from blobmem.net.build import Node
 from blobmem.net.fusion import share_kept
 from blobmem.net.plan import Again, Remade, Uses, read_tops, shut_in_pools, through
+from blobmem.net.plan.abreast import Abreast, abreast
+from blobmem.net.plan.slices import Sliced
 from blobmem.ops.call import Call, call, overwrite_diff, read
 
 
@@ -26,6 +28,7 @@ class Emitted:
         absent: memories that they do not use, though layers do.
         again: what may be made anew.
         places: the positions at which calls may be put into backward, once found.
+        sliced: how a run of layers takes slices of the batch abreast, if one does.
     """
 
     forward: list[Call]
@@ -35,6 +38,7 @@ class Emitted:
     absent: Set[SyncedMemory] = frozenset()
     again: Again | None = None
     places: list[int] | None = None
+    sliced: Sliced | None = None
 
     def keep_less(self, free: Set[SyncedMemory], ops: Container[str]) -> Emitted:
         """The calls by which less need be kept for backward (`plan`), and what may be made anew.
@@ -50,6 +54,21 @@ class Emitted:
         again = Again(Uses(self.forward, straight, ops), free, ops, (*self.forward, *backward))
         remade = [*of_tops, *of_pools]
         return dataclasses.replace(self, backward=straight, remade=remade, absent=absent, again=again)
+
+    def abreast(
+        self, which: Abreast, free: Set[SyncedMemory], ops: Container[str], images_last: bool
+    ) -> Emitted | None:
+        """The same with a run of layers in slices abreast; None where arrays do not allow it."""
+        sliced = abreast(self.forward, self.backward, self.remade, which, free, images_last)
+        if sliced is None:
+            return None
+        uses = Uses(sliced.forward, sliced.backward, ops)
+        free = free | {piece.data_view.memory for piece in sliced.pieces}
+        again = Again(uses, free, ops, (*self.forward, *self.backward))
+        return dataclasses.replace(
+            self, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, again=again, places=None,
+            sliced=sliced,
+        )  # fmt: skip
 
 
 def calls_of(

@@ -35,9 +35,9 @@ AGAIN = frozenset({
     "max_pool_forward", "mvn_forward", "nearest_forward", "reduction_forward", "roi_pool_forward", "softmax_forward",
     "spp_ave_forward", "spp_max_forward", "unpool_forward",
     # elements in other places
-    "concat_forward", "crop_forward", "gather_forward", "slice_forward", "tile_forward", "transpose",
+    "concat_forward", "crop_forward", "gather_forward", "slice_forward", "take_items", "tile_forward", "transpose",
     # statistics, those of a batch and those that run on, which a second run must not move: it moves others
-    "batch_norm_forward", "batch_norm_inference",
+    "batch_norm_forward", "batch_norm_given", "batch_norm_inference",
     # numbers drawn by a counter that is the pass's: they are told again
     "dropout_forward", "spp_stochastic_forward", "stochastic_pool_forward",
 })  # fmt: skip
@@ -51,6 +51,9 @@ _RUNNING = {"batch_norm_forward": (5, 6, 7)}
 
 OPTIONAL = {"batch_norm_forward": 2, "batch_norm_given": 2, "max_pool_forward": 2}
 """Of these, which operand is only written for backward, and may be absent."""
+
+NORMS = ("batch_norm_forward", "batch_norm_given")
+"""Ops whose top is what they keep for backward, too."""
 
 _TAKES_PLACE = frozenset({"scale_forward", "relu_forward", "eltwise_sum"})
 """Ops that make their output in the array of what is made for them alone."""
@@ -165,7 +168,7 @@ class Again:
             return None
         made = self.maker(memory, at)
         each = self.uses.forward[made] if made >= 0 else None
-        if each is None or each.op != "batch_norm_forward" or each.operand(1).memory is not memory:
+        if each is None or each.op not in NORMS or each.operand(1).memory is not memory:
             return None
         other = each.operands[2]
         if other is None or self.uses.last_write(other.memory) != made or other.memory not in self.uses.read:
@@ -273,7 +276,7 @@ class Rerun:
     def _is_bare(self, at: int) -> bool:
         """Whether it is a batch norm, of which nobody needs but what it keeps for backward: its top is that, too."""
         each, maker = self._call(at), self.again.maker
-        kept = each.operands[2] if each.op in ("batch_norm_forward", "batch_norm_given") else None
+        kept = each.operands[2] if each.op in NORMS else None
         if kept is None or (kept.memory not in self.wanted and kept.memory not in self._users):
             return False
         top = each.operand(1).memory

@@ -25,12 +25,12 @@ import numpy as np
 from blobmem.devices.pages import round_up
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.views import ALIGNMENT
-from blobmem.net.plan.again import OPTIONAL, Again
+from blobmem.net.plan.again import NORMS, OPTIONAL, Again
 from blobmem.net.plan.evict import Candidate, loads
 from blobmem.net.plan.heirs import IN_PLACE
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft
-from blobmem.net.plan.times import Times
+from blobmem.net.plan.times import COPIES, Times
 
 ROUNDS = 12
 """How often it is looked at what is in use while arrays are made, and more is done without where that is too much."""
@@ -53,6 +53,9 @@ _COPIES = (AWAY, BACK, LATE)
 
 Change = tuple[int, int, int]
 """From one step to before another, so many bytes more."""
+
+Kind = tuple[int, str, int]
+"""Of an array the layer, the op, and which operand that made it: of slices of one it is the same."""
 
 Made = tuple[frozenset[int], frozenset[SyncedMemory]]
 """Of what is made anew the calls that do it, and the arrays that they need, or make by the way."""
@@ -127,6 +130,7 @@ class Pass:
         starts: of forward and of backward, the call that each step begins with.
         arrays: what may be made anew or evicted.
         number, maker: of each, where it is in that order, and the call that makes it.
+        kind, alike: of each its `Kind`, and those of each kind.
         copy, ready: of each, the milliseconds of a copy, and when that may begin.
         leaving: their numbers in the order of that.
         held: of arrays of which others can be made, and which backward does not need, about the square root of their
@@ -144,7 +148,8 @@ class Pass:
         for life in drawn.lives.arena:
             self.born[life.first] += life.nbytes
         self.turn = len(drawn.units[0])
-        self.begins = np.cumsum([0.0, *(times.ms(unit.calls[-1]) for unit in chain(*drawn.units))])
+        calls = [unit.calls[-1] for unit in chain(*drawn.units)]  # copies of state are beside them
+        self.begins = np.cumsum([0.0, *(0.0 if each.op in COPIES else times.ms(each) for each in calls)])
         self.clock: list[float] = self.begins.tolist()
         self.writes = [self._written(at) for at in range(len(forward))]
         self.reads = [{each.memory for each in call.present() if each.intent is Intent.READ} for call in forward]
@@ -162,8 +167,10 @@ class Pass:
         again.held = bridges[:: max(1, math.isqrt(len(bridges)))]
         nbytes = {memory: size for written in self.writes for memory, size, _ in written}
         self.held = {memory: (nbytes[memory], bisect_right(self.starts[0], last[memory])) for memory in again.held}
-        self.arrays = self._arrays(drawn, {each.memory: each for each in found if each.until == 0})
+        own = (each for each in found if each.until == 0 and not each.late)
+        self.arrays = self._arrays(drawn, {each.memory: each for each in own})
         self.number = {memory: at for at, memory in enumerate(self.arrays)}
+        self.kind, self.alike = self._kinds()
         self.maker = {memory: again.maker(memory) for memory in self.arrays}
         self.copy = np.array([times.copy_ms(each.size) for each in self.arrays.values()])
         gone = np.array([each.start.get(AWAY, 0) for each in self.arrays.values()], np.int64)
@@ -173,6 +180,15 @@ class Pass:
         self.bit = {memory: 1 << at for at, memory in enumerate([*self.arrays, *self.held])}
         self.looks = [self._looks(at) for at in range(len(forward))]
         self.made = [[memory for memory, *_ in written if memory in self.arrays] for written in self.writes]
+
+    def _kinds(self) -> tuple[dict[SyncedMemory, Kind], dict[Kind, list[SyncedMemory]]]:
+        forward, kind, alike = self.again.uses.forward, dict[SyncedMemory, Kind](), dict[Kind, list[SyncedMemory]]()
+        for memory in self.arrays:
+            maker = forward[self.again.maker(memory)]
+            place = next(at for at, each in enumerate(maker.operands) if each is not None and each.memory is memory)
+            kind[memory] = maker.layer, str(maker.op), place
+            alike.setdefault(kind[memory], []).append(memory)
+        return kind, alike
 
     def _written(self, at: int) -> list[tuple[SyncedMemory, int, bool]]:
         each = self.again.uses.forward[at]
@@ -573,7 +589,7 @@ class _State:
                 for memory in whole.reads[at]:
                     if memory not in made and last[memory] == at:
                         held.pop(memory, None)
-            norm = whole.again.uses.forward[at].op == "batch_norm_forward"  # whose top may be what it keeps
+            norm = whole.again.uses.forward[at].op in NORMS  # whose top may be what it keeps
             for memory, nbytes, optional in whole.writes[at]:
                 if not (optional or norm) or memory in made or last.get(memory, -1) > at:
                     held[memory] = nbytes

@@ -16,13 +16,15 @@ from blobmem.errors import OutOfDeviceMemory
 from blobmem.memory import SyncedMemory
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
+from blobmem.net.plan.abreast import Abreast, run_about
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.bringing import bring_state
 from blobmem.net.plan.choice import Choice, Pass
 from blobmem.net.plan.evict import loads_without, lowest
+from blobmem.net.plan.parts import MOST_PARTS
 from blobmem.net.plan.places import draft, drafted
-from blobmem.net.plan.rooms import in_rooms, rooms_of
-from blobmem.net.plan.slices import Division, Sliced, Slicer
+from blobmem.net.plan.rooms import LEAST, in_rooms, rooms_of
+from blobmem.net.plan.slices import Division, Sliced, Slicer, by_item
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.ways import Made, Way, again_in, candidates_in, least_loads, usual_ways, way_with
 from blobmem.net.schedule import Unit
@@ -34,6 +36,27 @@ if TYPE_CHECKING:
 
 KEPT = 3
 """How many numbers of slices to keep are tried, the largest that may fit and fewer."""
+
+LARGE = 0.5
+"""A layer is to take slices abreast with others where it needs more than such a part of the room."""
+
+FEW = 0.125
+"""But not where it needs no more than such a part of what is needed most."""
+
+NEAR = 16
+"""How many layers a run of such may be longer for less to cross its ends."""
+
+CALLS = 4000
+"""Of slices that go abreast, the calls of all layers: to plan more takes minutes."""
+
+ENDS = 4
+"""How many ends of a run are tried for one at which it can be divided."""
+
+SMALL = 0.09
+"""The part of the room that a slice of the largest array may take, and a convolution's workspace."""
+
+TWICE = 0.25
+"""The part of the room from which on what a batch norm reads is made twice."""
 
 IDLE = 2
 """So many numbers of slices that are little better than those before it are the last."""
@@ -143,6 +166,31 @@ class Divisions:
         choice = Pass(again, plain.made.places, plain.found, Times(self._net.device)).choose(self._room, 1.0)
         calls = again.uses.forward
         return choice, {memory: calls[again.uses.last_write(memory)].layer for memory in choice.anew}
+
+
+def runs_abreast(net: Net, room: int) -> list[Abreast]:
+    """Runs of the layers that take more than a part of so many bytes, with all evicted that can be, and those between
+    them, in slices that go abreast: so many that those of the largest array are small beside the room. Where least
+    crosses their end comes first."""
+    net.take_abreast(None)
+    emitted, ops = net._emitted_with({}), table(net.device.family)
+    made = net._made(Less(), 1, bring=False)
+    load, calls = _reckoned(net, made), [*made.forward, *made.backward]
+    about = run_about(emitted.forward, emitted.backward, calls[int(load.argmax())].layer, ops)
+    most = max(LARGE * room, FEW * int(load.max()))
+    over = [each.layer for each, nbytes in zip(calls, load, strict=True) if nbytes > most and each.layer in about]
+    if not over:
+        return []
+    slicer, first, last = _slicer(net, made), min(over), max(over)
+    first = min(reversed(range(max(about.start, first - NEAR), first + 1)), key=slicer.crossing)
+    ends = sorted(range(last, min(about.stop, last + NEAR)), key=lambda at: slicer.crossing(at + 1))
+    inside = [each for each in calls if first <= each.layer <= last]
+    largest = max((operand.nbytes for each in inside for operand in by_item(each)), default=0)
+    counts = [count for count in slicer.counts(inside[0].layer) if count <= min(MOST_PARTS, CALLS // len(inside))]
+    number = next((count for count in counts if largest <= SMALL * room * count), max(counts, default=1))
+    wide = 1 << max(LEAST, int(SMALL * room)).bit_length() - 1  # a power of two: each size wants searches
+    scratch = wide if hasattr(net.device, "workspace_limit") else 0
+    return [Abreast(first, end, number, int(TWICE * room), scratch) for end in ends[:ENDS]] if number > 1 else []
 
 
 def _slicer(net: Net, made: Made) -> Slicer:

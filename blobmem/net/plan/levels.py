@@ -18,7 +18,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
-from blobmem.net.plan.divisions import longer
+from blobmem.net.plan.divisions import longer, runs_abreast
 from blobmem.net.plan.evict import SLACK, lingering, loads
 from blobmem.net.plan.fitting import EARLY, fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
@@ -26,7 +26,7 @@ from blobmem.net.plan.slices import Division
 from blobmem.net.plan.state import content_of, whiles_of, with_moved
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.uses import moved
-from blobmem.net.plan.ways import GOOD, MANY, Made
+from blobmem.net.plan.ways import GOOD, MANY, Made, glance
 from blobmem.net.schedule import Unit
 from blobmem.ops.call import Call
 from blobmem.ops.registry import table
@@ -129,7 +129,8 @@ def _fitted(net: Net, made: Made) -> Made:
         found = _in_less(net, good, best if sliced else None)
         return min(best, found, key=lambda each: _rank(each, good))
 
-    enough = isinstance(best, Made) and (best.ms <= good or len(made.forward) + len(made.backward) >= MANY)
+    many = len(made.forward) + len(made.backward) >= MANY
+    enough = isinstance(best, Made) and (best.ms <= good or many)
     if slices and not exact and not enough:
         best = min(best, _in_less(net, good, best), key=_rank)
     for sliced in (False, True) if slices else (False,):
@@ -151,6 +152,8 @@ def _fitted(net: Net, made: Made) -> Made:
                 again = better if not needed else not better and level is not levels[-1]  # which was tried first
                 if much and again:
                     best = tried(best, level, False, sliced)
+    if slices and (isinstance(best, OutOfDeviceMemory) or (best.ms > good and not exact and not many)):
+        best = min([best, *_abreast(net, made, ((), *(levels if much else levels[1::2])), good)], key=_rank)
     try:
         if isinstance(best, OutOfDeviceMemory):
             net.evict_state(())
@@ -160,6 +163,39 @@ def _fitted(net: Net, made: Made) -> Made:
         return best
     finally:
         del best  # which would keep itself, if it is an error, by its frames
+
+
+def _abreast(
+    net: Net, made: Made, levels: Sequence[Sequence[_Candidate]], good: float
+) -> list[Made | OutOfDeviceMemory]:
+    """`_fits` with a run of layers in slices abreast, and that level of state evicted with which it seems best; if that
+    does not fit, as it needs least too."""
+    seen, room, times = list[tuple[tuple[int, float], int]](), room_of(net, made), Times(net.device)
+    for at, level in enumerate(levels):
+        trial = _take_abreast(net, level, room + sum(each.size for each in level))
+        if trial is not None:
+            trial.drawn = draft(net, trial.schedules, trial.kept)
+            seen.append((glance(net, room_of(net, trial), times), at))
+    tries = [(levels[at], room + sum(each.size for each in levels[at])) for _, at in sorted(seen)[:1]]
+    result = list[Made | OutOfDeviceMemory]()
+    for level, taken in [*tries, (levels[-1], 0)]:
+        trial = _take_abreast(net, level, taken)
+        if trial is not None and not any(isinstance(each, Made) for each in result):
+            result.append(_fits(net, trial, good))
+    net.take_abreast(None)
+    return result
+
+
+def _take_abreast(net: Net, level: Sequence[_Candidate], room: int) -> Made | None:
+    """The calls with so much state evicted, and a run of layers in slices abreast as it fits such a room; None if no
+    layers may."""
+    net.evict_state([each.memory for each in level])
+    for which in runs_abreast(net, max(0, room)):
+        net.take_abreast(which)
+        made = net._made(streams=1)
+        if made.sliced is not None:
+            return made
+    return None
 
 
 def _in_less(net: Net, good: float, best: Made | OutOfDeviceMemory | None) -> Made | OutOfDeviceMemory:

@@ -113,7 +113,7 @@ def in_parts(
         return None
     rewritten = channels_last(calls) if images_last else calls
     turned = turned_of(rewritten)
-    choice = _choose(calls, stretch, free, whole, turned, _in_both_orders(rewritten), on_host, most)
+    choice = _choose(calls, stretch, free, whole, turned, in_both_orders(rewritten), on_host, most)
     if choice is None:
         return None
     count, end = choice
@@ -131,7 +131,7 @@ def turned_of(rewritten: Sequence[Call]) -> dict[SyncedMemory, int]:
     return {operand.memory: operand.nbytes for operand in last if operand.memory not in written}
 
 
-def _in_both_orders(rewritten: Sequence[Call]) -> set[SyncedMemory]:
+def in_both_orders(rewritten: Sequence[Call]) -> set[SyncedMemory]:
     """What some calls use channels last and others as it is: it has the bytes of two arrays."""
     operands = [operand for each in rewritten for operand in each.present()]
     last = {operand.memory for operand in operands if operand.form is not None}

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Container
 
 from blobmem.memory import SyncedMemory
+from blobmem.net.plan.again import NORMS
 from blobmem.net.plan.uses import Uses, lie_alike
 from blobmem.ops.call import Call, Operand
 
@@ -111,11 +112,11 @@ def _recipe(memory: SyncedMemory, writers: list[int], uses: Uses) -> _Recipe | N
         begin -= 1
     maker, kept = uses.forward[writers[begin]], None
     steps = [uses.forward[at] for at in writers[begin:]]
-    if maker.op == "batch_norm_forward":
+    if maker.op in NORMS:
         kept, steps = maker.operands[2], steps[1:]
     elif not _is_cheap(maker, memory, in_place=False):
         return None
-    if not steps or (maker.op == "batch_norm_forward" and kept is None):
+    if not steps or (maker.op in NORMS and kept is None):
         return None
     readers = uses.read.get(memory, [])
     recipe = _Recipe(kept, steps, writers[begin], readers, {})

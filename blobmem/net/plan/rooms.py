@@ -12,7 +12,7 @@ from blobmem.net.plan.liveness import lifetimes
 from blobmem.ops.call import Call, memories
 
 _CONVOLUTIONS = ("conv_forward", "conv_backward_data", "conv_backward_weights")
-_UNIT, _LEAST = 1 << 20, 32 << 20  # bytes: rooms are multiples of the one, and no less than the other
+_UNIT, LEAST = 1 << 20, 32 << 20  # bytes: rooms are multiples of the one, and no less than the other
 _STEPS = 4  # sizes of rooms from one power of two to the next, where many plans are tried: each wants a search
 
 
@@ -43,8 +43,8 @@ def rooms_of(calls: Sequence[Call], loads: np.ndarray, most: int, few: bool = Fa
             place = (each.layer, each.op)
             rooms[place] = min(rooms.get(place, most), most - int(load))
     for place, room in rooms.items():
-        unit = max(_UNIT, (1 << max(room, _LEAST).bit_length() - 1) // _STEPS) if few else _UNIT
-        rooms[place] = max(room, _LEAST) // unit * unit
+        unit = max(_UNIT, (1 << max(room, LEAST).bit_length() - 1) // _STEPS) if few else _UNIT
+        rooms[place] = max(room, LEAST) // unit * unit
     return rooms
 
 

@@ -10,6 +10,7 @@ room, while the link has time.
 from __future__ import annotations
 
 import math
+import random
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,16 +20,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blobmem.memory import SyncedMemory
-from blobmem.net.plan.again import Round
-from blobmem.net.plan.choice import ANEW, LATE, Pass
+from blobmem.net.plan.again import NORMS, Round
+from blobmem.net.plan.choice import ANEW, LATE, Kind, Pass
 from blobmem.net.plan.heirs import IN_PLACE
 
 POWERS = (0.5, 1.0)
 """Of the time until an array is needed next, by which its bytes count as freed: walks that are compared."""
 
-WALKS, FEW = 40, 200
-"""Of so many arrays, those that spare most for their bytes, it is tried whether it takes less time to evict them; of
-fewer the more of them there are beyond so many, as each walk takes longer."""
+WALKS, FEW = 150, 200
+"""How many other sets of evicted arrays are tried, where there are no more kinds of arrays than so many; of more kinds
+fewer, as each walk takes longer."""
+
+IDLE = 50
+"""So many that are no better one after the other are the last."""
 
 
 class Walked(NamedTuple):
@@ -47,43 +51,100 @@ class Walked(NamedTuple):
     over: int
 
 
-def walked(whole: Pass, room: int) -> Walked:
+def walked(whole: Pass, room: int, away: Collection[SyncedMemory] = (), walks: int = WALKS) -> Walked:
     """The rounds with which no step has more than `room` bytes in use, as far as that can be.
 
-    What there is no room to make is evicted; then, one by one, what takes less time so.
+    What is `away` is evicted, and what there is no room to make; then others, while that takes less time.
     """
-    return min((_searched(whole, room, power) for power in POWERS), key=_rank)
+    kinds = frozenset(whole.kind[memory] for memory in away)
+    found = [_Search(whole, room, power, kinds) for power in POWERS]
+    return min(found, key=lambda each: _rank(each.best)).improved(walks)
+
+
+def glance(whole: Pass, room: int) -> tuple[int, float]:
+    """How many bytes too much the first walks need, and the ms of the pass by them, if not too much."""
+    over, ms = min(_rank(_Search(whole, room, power, frozenset()).best) for power in POWERS)
+    return over, whole.clock[-1] + ms
 
 
 def _rank(found: Walked) -> tuple[int, float]:
     return found.over, found.ms
 
 
-def _searched(whole: Pass, room: int, power: float) -> Walked:
-    """The rounds that one of the `POWERS` finds."""
+class _Search:
+    """Walks with one of the `POWERS`, with more, fewer or other arrays evicted: all slices of one together.
 
-    def walk(away: Mapping[SyncedMemory, int]) -> tuple[_Walk, Walked]:
-        walk = _Walk(whole, room, away, power)
+    Attributes:
+        best: the best so far.
+    """
+
+    def __init__(self, whole: Pass, room: int, power: float, kinds: frozenset[Kind]) -> None:
+        self._whole, self._room, self._power, self._kinds = whole, room, power, kinds
+        self._last, self.best = self._walk(kinds)
+        while not self._last.short <= {*self.best.away}:
+            self._kinds |= {whole.kind[memory] for memory in self._last.short}
+            self._last, self.best = self._walk(self._kinds)
+
+    def improved(self, walks: int) -> Walked:
+        """The best of so many walks more, fewer in a large pass, each of which changes something of the best so far, by
+        draws from a fixed seed."""
+        draws, idle, seen = random.Random(0), 0, {self._kinds}
+        for _ in range(int(walks * min(1.0, FEW / max(len(self._whole.alike), 1)) ** 2)):
+            if self.best.ms == 0 or idle == IDLE:
+                break
+            kinds = self._changed(draws)
+            if kinds in seen:
+                continue
+            seen.add(kinds)
+            last, found = self._walk(kinds)
+            idle = 0 if _rank(found) < _rank(self.best) else idle + 1
+            if _rank(found) <= _rank(self.best):
+                self._last, self.best, self._kinds = last, found, kinds
+        return self.best
+
+    def _walk(self, kinds: Iterable[Kind]) -> tuple[_Walk, Walked]:
+        whole = self._whole
+        arrays = [
+            memory for kind in sorted(kinds) for memory in whole.alike[kind] if LATE in whole.arrays[memory].start
+        ]
+        away, ms = _sent(whole, arrays)
+        walk = _Walk(whole, self._room, away, self._power)
         for step in range(len(whole.load)):
             walk.take(step)
-        return walk, Walked(walk.rounds, [*away], walk.ms, walk.over)
+        late = max(0.0, ms - whole.clock[whole.turn]) if away else 0.0
+        return walk, Walked(walk.rounds, [*away], walk.ms + late, walk.over)
 
-    last, best = walk({})
-    while not last.short <= {*best.away}:
-        last, best = walk(_sent(whole, {*best.away, *last.short})[0])
-    tried = {*best.away}
-    for _ in range(int(WALKS * min(1.0, FEW / max(len(whole.arrays), 1)) ** 2)):
-        left = [memory for memory in last.spared if memory not in tried]
-        if not left:
-            break
-        memory = max(left, key=lambda memory: last.spared[memory] / whole.arrays[memory].size)
-        tried.add(memory)
-        away, ms = _sent(whole, [*best.away, memory])
-        if ms <= whole.clock[whole.turn]:
-            trial, found = walk(away)
-            if _rank(found) < _rank(best):
-                last, best = trial, found
-    return best
+    def _changed(self, draws: random.Random) -> frozenset[Kind]:
+        """What is evicted now, and something that would spare time, or without something."""
+        spared = self._spared(draws)
+        which, more, less = draws.random(), list[Kind](), list[Kind]()
+        if spared and which < _ADDS:
+            more = draws.choices([*spared], weights=[*spared.values()], k=draws.choice(_CHANGES))
+        if self._kinds and which > 1 - _LEAVES:
+            less = draws.sample(sorted(self._kinds), k=1)
+        return (self._kinds | {*more}) - {*less}
+
+    def _spared(self, draws: random.Random) -> dict[Kind, float]:
+        """What it would spare to evict others, for their bytes or for a lower power of these."""
+        whole, spared = self._whole, defaultdict[Kind, float](float)
+        for memory, ms in self._last.spared.items():
+            if whole.kind[memory] not in self._kinds and ms > 0:
+                spared[whole.kind[memory]] += ms
+        power = draws.choice(_BYTES)
+        return {kind: ms / self._bytes(kind) ** power for kind, ms in sorted(spared.items())}
+
+    def _bytes(self, kind: Kind) -> int:
+        return sum(self._whole.arrays[memory].size for memory in self._whole.alike[kind])
+
+
+_ADDS, _LEAVES = 0.6, 0.55
+"""The parts of changes that evict more, and that evict something less; some do both."""
+
+_CHANGES = (1, 1, 2, 4)
+"""How many arrays more are evicted at a time."""
+
+_BYTES = (0.0, 0.5, 1.0)
+"""Powers of an array's bytes for which it spares so much."""
 
 
 def _sent(whole: Pass, away: Collection[SyncedMemory]) -> tuple[dict[SyncedMemory, int], float]:
@@ -148,7 +209,9 @@ class _Walk:
         self._gone = set[SyncedMemory]()
         self._costs = dict[SyncedMemory, float]()  # ms in which each is made again, as long as none of these changes:
         self._rely = defaultdict[SyncedMemory, set[SyncedMemory]](set)  # on what is there and what is gone
-        self._now, self._begins, self._loads = 0.0, list[float](), list[int]()  # of all that has run
+        self._now, self._begins = 0.0, list[float]()  # of all that has run
+        self._loads = np.empty(4 * len(whole.load), np.int64)  # what was in use meanwhile
+        self._used = dict[SyncedMemory, int]()  # by which of these for the last time
         self._copies = list[tuple[float, float]]()  # back, from when to when
         self._leaves = defaultdict[int, list[SyncedMemory]](list)
         for memory, step in away.items():
@@ -164,7 +227,7 @@ class _Walk:
         if step >= self.whole.turn:
             if not needed <= {*self._there, *self._away}:
                 self._round(step, needed)
-            self._fetch(needed)
+            self._fetch(needed, step, int(self._fixed[step]), needed)
         self._run(step, int(self._fixed[step]), needed, ms)
         for memory in self._ends[step]:
             self._drop(memory)
@@ -173,11 +236,13 @@ class _Walk:
         if memory not in self._there:
             self._there[memory] = None
             self._held += self._size[memory]
+            self._used[memory] = len(self._begins)
 
     def _drop(self, memory: SyncedMemory) -> None:
-        """It is not there any more: it has been evicted, or is gone."""
+        """It is not there any more, nor was it since it was used last: it has been evicted, or is gone."""
         if self._there.pop(memory, self) is not self:
             self._held -= self._size[memory]
+            self._loads[self._used[memory] + 1 : len(self._begins)] -= self._size[memory]
             if memory not in self._away:
                 self._gone.add(memory)
                 self._forget(memory)
@@ -187,16 +252,17 @@ class _Walk:
         for other in self._rely.pop(memory, ()):
             self._costs.pop(other, None)
 
-    def _fetch(self, memories: Iterable[SyncedMemory]) -> None:
-        """Have those that are evicted back, as late as will do and since when there is room; else wait for them."""
+    def _fetch(self, memories: Iterable[SyncedMemory], step: int, other: int, pinned: Collection[SyncedMemory]) -> None:
+        """Have those that are evicted back, as late as will do and since when there is room, beside so many other bytes
+        and what is pinned; else wait for them."""
         for memory in memories:
             if memory not in self._away or memory in self._there:
                 continue
             size, end = self._size[memory], self._now
+            self._fit(step, other + size, pinned)
             ms = self.whole.times.copy_ms(size)
-            since = (
-                next((at for at in reversed(range(len(self._loads))) if self._loads[at] + size > self._room), -1) + 1
-            )
+            full = np.flatnonzero(self._loads[: len(self._begins)] + size > self._room)
+            since = int(full[-1]) + 1 if full.size else 0
             earliest = self._begins[since] if since < len(self._begins) else self._now
             for begin, stop in reversed(self._copies):
                 if end - ms < stop:
@@ -204,8 +270,7 @@ class _Walk:
             if end - ms < earliest:
                 end = max([earliest, *(stop for _, stop in self._copies)]) + ms
             insort(self._copies, (end - ms, end))
-            for at in range(bisect_left(self._begins, end - ms), len(self._loads)):
-                self._loads[at] += size
+            self._loads[bisect_left(self._begins, end - ms) : len(self._begins)] += size
             self._have(memory)
             self.ms += max(0.0, end - self._now)
             self._now = max(self._now, end)
@@ -213,8 +278,14 @@ class _Walk:
     def _run(self, step: int, other: int, pinned: Collection[SyncedMemory], ms: float) -> bool:
         """Let so many ms go by, with room for so many other bytes, and say whether there is."""
         fits = self._fit(step, other, pinned)
+        at = len(self._begins)
+        for memory in pinned:
+            if memory in self._there:
+                self._used[memory] = at
+        if at == self._loads.size:
+            self._loads = np.append(self._loads, self._loads)
+        self._loads[at] = other + self._held
         self._begins.append(self._now)
-        self._loads.append(other + self._held)
         self._now += ms
         return fits
 
@@ -316,11 +387,13 @@ class _Walk:
         ran = set[int]()
         for at in order:
             each = whole.again.uses.forward[at]
-            self._fetch(memory for memory, since in first.items() if since == at)
+            pinned = needed | {memory for memory, until in last.items() if until >= at}
+            coming = [memory for memory, since in first.items() if since == at]
+            self._fetch(coming, step, other + sum(held.values()), pinned)
             if each.op in IN_PLACE:
                 for source in [source for source in held if last[source] == at and source in whole.reads[at]]:
                     del held[source]
-            norm, finals = each.op == "batch_norm_forward", {*self._makes.get(at, ())}  # whose top may be what it keeps
+            norm, finals = each.op in NORMS, {*self._makes.get(at, ())}  # whose top may be what it keeps
             for memory, nbytes, optional in whole.writes[at]:
                 if memory in finals and memory in gone:
                     continue
@@ -333,7 +406,6 @@ class _Walk:
                     self._gone.discard(memory)
                     self._forget(memory)
                     made.add(memory)
-            pinned = needed | {memory for memory, until in last.items() if until >= at}
             took = 0.0 if whole.unit[at] in ran else whole.cost[at]
             ran.add(whole.unit[at])
             if not self._run(step, other + sum(held.values()) + whole.scratch[at], pinned, took) and fits:

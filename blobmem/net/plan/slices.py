@@ -46,8 +46,10 @@ _ROWS: dict[str, tuple[int, ...]] = {
     "inner_product_backward_weights": (0, 1), "inner_product_backward_bias": (0,),
     "inner_product_backward_data": (0, 2), "max_pool_backward": (0, 1, 2), "ave_pool_backward": (0, 1),
     "lrn_backward": (0, 1, 2), "lrn_within_backward": (0, 1, 2, 3), "softmax_backward": (0, 1, 2),
-    "batch_norm_backward_global": (0, 1), "scale_backward_data": (0, 2), "scale_backward_gamma": (0, 1),
-    "scale_backward_beta": (0,), "prelu_backward_data": (0, 2, 3), "prelu_backward_slope": (0, 1),
+    "batch_norm_moments": (0,), "batch_norm_given": (0, 1, 2), "batch_norm_sums": (0, 3),
+    "batch_norm_backward_given": (0, 4, 5), "batch_norm_backward_global": (0, 1), "scale_backward_data": (0, 2),
+    "scale_backward_gamma": (0, 1), "scale_backward_beta": (0,), "prelu_backward_data": (0, 2, 3),
+    "prelu_backward_slope": (0, 1),
 }  # fmt: skip
 """Ops to which each entry of the first axis of these operands is something by itself; the others are read whole, or are
 gradients of parameters that are added to."""
@@ -55,13 +57,16 @@ gradients of parameters that are added to."""
 _JOINED = frozenset({"concat_backward", "slice_backward"})
 """The same of all operands, along any axis but the first."""
 
-_LOSSES: dict[str, tuple[tuple[int, ...], int]] = {
+LOSSES: dict[str, tuple[tuple[int, ...], int]] = {
     "softmax_loss_forward": ((0, 1, 2), 3), "softmax_loss_backward": ((0, 1, 2, 4), 3),
     "euclidean_loss_forward": ((0, 1, 2), 3), "euclidean_loss_backward": ((0, 2), 1),
     "sigmoid_cross_entropy_forward": ((0, 1), 2), "sigmoid_cross_entropy_backward": ((0, 1, 3), 2),
 }  # fmt: skip
 """The same, and which operand is the loss, or its gradient: a mean over the batch."""
 
+
+_ABREAST = frozenset({"batch_norm_forward", "batch_norm_backward", "batch_norm_scale_backward"})
+"""Ops that take no slices one after the other, but such as go abreast (`plan.abreast`)."""
 
 Division = tuple[int, int, int]
 """The first and the last layer of a run, and into how many slices it divides the batch."""
@@ -100,7 +105,8 @@ def in_the_way(forward: Sequence[Call], backward: Sequence[Call], layer: int, op
     """The call of a layer that takes the batch as a whole whatever there is room for; if it has none, that of the
     nearest layer behind or before it that has gradients. None if none does."""
     trained = {each.layer for each in backward}
-    whole = (each for each in chain(forward, backward) if each.layer in trained and _takes_all(each, ops))
+    calls = [each for each in chain(forward, backward) if each.layer in trained]
+    whole = (each for each in calls if _takes_all(each, ops) and each.op not in _ABREAST)
     return min(whole, key=lambda each: (abs(each.layer - layer), -each.layer), default=None)
 
 
@@ -109,14 +115,14 @@ def _takes_all(each: Call, ops: Container[str]) -> bool:
 
 
 def _may_divide(each: Call, ops: Container[str]) -> bool:
-    return not each.once and each.op in ops and bool(_divided(each))
+    return not each.once and each.op in ops and bool(divided(each))
 
 
-def _divided(each: Call) -> Sequence[int]:
+def divided(each: Call) -> Sequence[int]:
     """Which of a call's operands are divided."""
     op = str(each.op)
-    if op in _LOSSES:
-        return () if _counts(each) and not op.startswith("softmax") else _LOSSES[op][0]
+    if op in LOSSES:
+        return () if _counts(each) and not op.startswith("softmax") else LOSSES[op][0]
     if op in _EACH or (op in _JOINED and each.attributes["axis"] > 0):
         return range(len(each.operands))
     return _ROWS.get(op) or parts.positions(each)
@@ -127,13 +133,14 @@ def _counts(loss: Call) -> bool:
     return loss.attributes.get("ignore_label") is not None and loss.attributes["normalization"] == "VALID"
 
 
-def _by_item(each: Call) -> list[Operand]:
-    return [operand for at in _divided(each) if (operand := each.operands[at]) is not None]
+def by_item(each: Call) -> list[Operand]:
+    return [operand for at in divided(each) if (operand := each.operands[at]) is not None]
 
 
 def _stands_aside(each: Call) -> bool:
-    """Whether it may run before or after all slices: it fills a gradient, or updates a parameter."""
-    return each.op in ("fill", "fill_scaled", *UPDATES)
+    """Whether it may run before or after all slices: it fills a gradient, updates a parameter, or has the sums of what
+    slices have summed."""
+    return each.op in ("fill", "fill_scaled", "batch_norm_settle", "batch_norm_gradients", *UPDATES)
 
 
 class _Stretch(NamedTuple):
@@ -151,12 +158,12 @@ class _Stretch(NamedTuple):
 
     def written(self) -> dict[SyncedMemory, int]:
         """The bytes of what is written item by item."""
-        operands = (operand for each in self.inside for operand in _by_item(each))
+        operands = (operand for each in self.inside for operand in by_item(each))
         return {each.memory: each.nbytes for each in operands if each.intent is not Intent.READ}
 
     def read(self) -> set[SyncedMemory]:
         """The memories that are read item by item."""
-        operands = (operand for each in self.inside for operand in _by_item(each))
+        operands = (operand for each in self.inside for operand in by_item(each))
         return {each.memory for each in operands if each.intent is not Intent.OVERWRITE}
 
 
@@ -209,7 +216,7 @@ class Slicer:
             if fullest not in around:
                 return
             if first <= fullest <= last:
-                ends = {first - 1: self._crossing(first), last + 1: self._crossing(last + 1)}
+                ends = {first - 1: self.crossing(first), last + 1: self.crossing(last + 1)}
                 if found is not None and sum(ends.values()) <= least // 2:
                     return
                 ends = {at: nbytes for at, nbytes in ends.items() if at in around}
@@ -220,15 +227,15 @@ class Slicer:
 
     def longer(self, last: int) -> int | None:
         """The next layer with which a run may end so that at most half as many bytes cross its end as with this."""
-        around, most = self._around(last), self._crossing(last + 1) // 2
-        return next((at for at in range(last + 1, around.stop) if self._crossing(at + 1) <= most), None)
+        around, most = self._around(last), self.crossing(last + 1) // 2
+        return next((at for at in range(last + 1, around.stop) if self.crossing(at + 1) <= most), None)
 
     def counts(self, layer: int) -> list[int]:
         """The numbers of equal slices that the batch can be taken in there."""
         items = self._items(each for each in self._forward if each.layer == layer)
         return [count for count in range(2, items + 1) if items % count == 0]
 
-    def _crossing(self, layer: int) -> int:
+    def crossing(self, layer: int) -> int:
         """Bytes of arrays that are used both by layers before this one, and by it or those after it."""
         sides: tuple[dict[SyncedMemory, int], dict[SyncedMemory, int]] = ({}, {})
         for each in chain(self._forward, self._backward):
@@ -244,13 +251,13 @@ class Slicer:
         if ahead is None or back is None:
             return None
         items = self._items(ahead.inside)
-        if items % count or not _is_regular([*ahead.inside, *back.inside], items):
+        if items % count or not is_regular([*ahead.inside, *back.inside], items):
             return None
         made = _Run(self, ahead, back, count, kept).made()
         return None if made is None else made._replace(layers=(first, last))
 
     def _items(self, calls: Iterable[Call]) -> int:
-        shapes = (operand.blob.shape for each in calls for operand in _by_item(each))
+        shapes = (operand.blob.shape for each in calls for operand in by_item(each))
         return next((shape[0] for shape in shapes if shape), 1)
 
     def _stretch(self, calls: Sequence[Call], first: int, last: int) -> _Stretch | None:
@@ -277,18 +284,19 @@ class Slicer:
         return result
 
 
-def _is_regular(calls: Sequence[Call], items: int) -> bool:
-    """Whether operands are of so many items each, and those that are not divided are not among these."""
+def is_regular(calls: Sequence[Call], items: int, joined: Container[SyncedMemory] = ()) -> bool:
+    """Whether operands are of so many items each, and those that are not divided are not among these; `joined` are what
+    slices write one after the other."""
     places: dict[SyncedMemory, tuple[int, int]] = {}
     for each in calls:
-        for operand in _by_item(each):
+        for operand in by_item(each):
             place = (operand.offset, operand.nbytes)
             if not is_of(operand, items) or places.setdefault(operand.memory, place) != place:
                 return False
     for each in calls:
-        divided, loss = {*_divided(each)}, _LOSSES.get(str(each.op), ((), None))[1]
+        own, loss = {*divided(each)}, LOSSES.get(str(each.op), ((), None))[1]
         for at, other in enumerate(each.operands):
-            if other is None or at in divided:
+            if other is None or at in own or other.memory in joined:
                 continue
             if other.memory in places or not (other.intent is Intent.READ or other.accumulate or at == loss):
                 return False
@@ -333,7 +341,7 @@ class _Run:
         sizes = written | back_written
         if any(sizes[memory] % (ALIGNMENT * self._count) for memory in whole):
             return None
-        divider = Divider(self._count, absent, whole, of._turned, _divided, "slice")
+        divider = Divider(self._count, absent, whole, of._turned, divided, "slice")
         forward, place = self._forward(divider)
         gradients = self._gradients(divider, again, wanted, back_absent)
         backward = [*of._backward[: back.start], *back.before, *gradients, *back.after, *of._backward[back.stop :]]
@@ -382,7 +390,7 @@ class _Run:
             divider.begin(index, own_copies=True)
             for each in ahead.inside:
                 result += divider.calls(each)
-                if str(each.op) in _LOSSES:
+                if str(each.op) in LOSSES:
                     losses.setdefault(id(each), []).append(self._own_loss(result, index))
                 place[id(each)] = len(result) - 1
             if index >= self._count - self._kept:
@@ -397,7 +405,7 @@ class _Run:
     def _own_loss(self, calls: list[Call], index: int) -> Blob:
         """Give the last of the calls an array of its own for its slice's loss; which."""
         each = calls[-1]
-        _, at = _LOSSES[str(each.op)]
+        _, at = LOSSES[str(each.op)]
         loss = self._scalar(each.operand(at), f"slice {index + 1} of {self._count}")
         calls[-1] = _of_slice(each, at, overwrite(loss, each.operand(at).shape))
         return loss
@@ -414,14 +422,14 @@ class _Run:
 
     def _sum(self, each: Call, found: Sequence[Blob]) -> list[Call]:
         """The calls that make the loss of what slices have."""
-        loss = each.operand(_LOSSES[str(each.op)][1])
+        loss = each.operand(LOSSES[str(each.op)][1])
         total = overwrite(self._scalar(loss, "sum")) if _counts(each) else loss
         made = like(each, call("eltwise_sum", *map(read, found), total, coeffs=(self._share(each),) * self._count))
         return [made, _over_labels(each, read(total.blob), loss)] if _counts(each) else [made]
 
     def _scaled(self, each: Call) -> tuple[Call, Blob]:
         """What makes the gradient that a loss has in a slice, and where."""
-        gradient = each.operand(_LOSSES[str(each.op)][1])
+        gradient = each.operand(LOSSES[str(each.op)][1])
         scaled = self._scalar(gradient, "slices")
         if _counts(each):
             return _over_labels(each, gradient, overwrite(scaled)), scaled
@@ -435,7 +443,7 @@ class _Run:
         result: list[Call] = []
         scaled: dict[int, Blob] = {}  # of losses, the gradients that slices have
         for each in self._back.inside:
-            if str(each.op) in _LOSSES:
+            if str(each.op) in LOSSES:
                 made, scaled[id(each)] = self._scaled(each)
                 result.append(made)
         for number, slice_ in enumerate([*reversed(self._paused), *range(self._count - self._kept)]):
@@ -446,8 +454,8 @@ class _Run:
             divider.absent = wanted | absent
             for each in self._back.inside:
                 result += divider.calls(each)
-                if str(each.op) in _LOSSES:
-                    _, at = _LOSSES[str(each.op)]
+                if str(each.op) in LOSSES:
+                    _, at = LOSSES[str(each.op)]
                     result[-1] = _of_slice(result[-1], at, read(scaled[id(each)], each.operand(at).shape))
                 if number:
                     result[-1] = _adding(result[-1])
@@ -460,7 +468,7 @@ class _Run:
         divider.absent = {memory for each in again for memory in each.written_memories()}
         for each in again:
             result += divider.calls(each)
-            if str(each.op) in _LOSSES:
+            if str(each.op) in LOSSES:
                 self._own_loss(result, index)
             self._first = self._first or next(out for out in result[-1].present() if out.intent is not Intent.READ)
         return result

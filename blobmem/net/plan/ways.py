@@ -8,19 +8,20 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
+from blobmem.net.plan import rounds
 from blobmem.net.plan.again import Again, Less
 from blobmem.net.plan.choice import Choice, Pass
 from blobmem.net.plan.evict import Candidate, candidates, loads, loads_without, lowest
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.recompute import usual as usual_set
-from blobmem.net.plan.rounds import walked
+from blobmem.net.plan.rounds import WALKS, walked
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.uses import Remade, Uses
@@ -63,6 +64,9 @@ APART = 0.75
 
 NEAR = 0.9
 """Nor does what needs more than such a part of the most, where that is too much."""
+
+FAR = 1.5
+"""Where calls need so many times the room with all evicted that can be, no arrays are chosen to be made anew for it."""
 
 GOOD = 1.05
 """How many times as long as the usual calls a plan may be reckoned to take for no other kind of it to be tried, nor one
@@ -147,11 +151,13 @@ def ways(net: Net, room: int, times: Times, best: Callable[[], float]) -> Iterat
     without a limit one of these may take for that. `best` says how many ms the best takes of those that came before."""
     if room > 0:
         plain, apart = taken_apart(net, APART * room)
-        whole = Pass(again_in(net, plain.made), plain.made.places, plain.found, times)
-        yield from _chosen_ways(net, whole, apart, room)
-        yield GOOD
-        if lowest(plain.found, plain.load) <= room and len(whole.arrays) < MANY:
-            yield from _walked_ways(net, whole, apart, room, best)
+        least = lowest(plain.found, plain.load)
+        if least <= FAR * room:
+            whole = Pass(again_in(net, plain.made), plain.made.places, plain.found, times)
+            yield from _chosen_ways(net, whole, apart, room)
+            yield GOOD
+            if least <= room and len(whole.arrays) < MANY:
+                yield from _walked_ways(net, whole, apart, room, best)
         yield math.inf
     plain, apart = taken_apart(net, 0)
     again = again_in(net, plain.made)
@@ -167,10 +173,21 @@ def ways(net: Net, room: int, times: Times, best: Callable[[], float]) -> Iterat
             yield less
 
 
+def glance(net: Net, room: int, times: Times) -> tuple[int, float]:
+    """How many bytes a net's calls seem to need too much, and how many ms to take."""
+    plain, _ = taken_apart(net, APART * room)
+    whole = Pass(again_in(net, plain.made), plain.made.places, plain.found, times)
+    if len(whole.arrays) < MANY:
+        return rounds.glance(whole, room)
+    choice = whole.choose(room, FAIR, True)
+    return max(0, choice.over), whole.clock[-1] + choice.ms
+
+
 def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way]:
     """Those by which arrays are chosen that are made anew, once each, with room for them: what is reckoned to take
     least time comes first. What turns out to need more than it was chosen for is chosen again, for as much less."""
-    tries = [*itertools.product(PRICES, (False, True), (0, 1))] if len(whole.arrays) < MANY else [(FAIR, True, 1)]
+    few = len(whole.arrays) < MANY and net._abreast is None
+    tries = [*itertools.product(PRICES, (False, True), (0, 1))] if few else [(FAIR, True, 1)]
     found = [(whole.choose(room, *each), each) for each in tries]
     found.sort(key=lambda each: (max(0, each[0].over), each[0].ms))
     seen, most = list[Choice](), COMPARED
@@ -218,13 +235,15 @@ def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
 
 def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[[], float]) -> Iterator[Way]:
     """Those with rounds, in less and less of the room until there are few gaps."""
+    away, walks = cast(Collection[SyncedMemory], ()), WALKS
     for part in PACKED:
-        found = walked(whole, int(part * room))
+        found = walked(whole, int(part * room), away, walks)
         if found.over > 0:
             return
         yield way_with(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
         if best() <= GAPLESS * (whole.clock[-1] + found.ms):
             return
+        away, walks = found.away, WALKS // 4
 
 
 def again_in(net: Net, made: Made) -> Again:
@@ -250,14 +269,16 @@ def taken_apart(net: Net, room: float) -> tuple[Way, Apart]:
     while True:
         least, units = loads_without(way.found, way.load), [*chain(*way.made.places.units)]
         if least.max(initial=0) >= most:
-            return best, apart  # what is apart since then is no help
+            break  # what is apart since then is no help
         apart, best, most = trial, way, int(least.max(initial=0))
         over = [units[step] for step in np.flatnonzero(least > max(room, NEAR * most))]
         more = {(unit.calls[0].layer, unit.calls[0].op): unit.stop - unit.start - 1 for unit in over}
         trial = apart | {key: number for key, number in more.items() if number > 0}
         if trial == apart:
-            return best, apart
+            break
         way = way_with(net, Less(apart=trial))
+    net._have(best.made)
+    return best, apart
 
 
 def way_with(net: Net, less: Less, bring: bool = True) -> Way:

@@ -18,7 +18,7 @@ def _small_nets(monkeypatch):
     """Bytes that would not be worth it are, and there is no room that all have."""
     monkeypatch.setattr(parts, "_LITTLE", 0)
     monkeypatch.setattr(parts, "_CALL", 0)
-    monkeypatch.setattr(rooms, "_LEAST", 0)
+    monkeypatch.setattr(rooms, "LEAST", 0)
 
 
 def conv(name, bottom):
@@ -67,7 +67,7 @@ def test_where_parts_take_more_there_is_room_under_their_peak():
 
 
 def test_some_room_there_always_is(monkeypatch):
-    monkeypatch.setattr(rooms, "_LEAST", 7 * ROOM)
+    monkeypatch.setattr(rooms, "LEAST", 7 * ROOM)
     assert set(rooms_of(net_of(PredictedCuda(), inputs=32)).values()) == {7 * ROOM}
 
 

@@ -1,0 +1,418 @@
+"""A pass over the calls of forward and backward, where a device has room for few whole arrays: a run of layers takes
+the batch in slices that go abreast.
+
+All slices are through with a stretch of the calls before any begins the next. Stretches end where something of all
+slices is wanted: at batch norms, whose sums are taken slice by slice, and which then normalise, or have the gradients
+of, each slice by these. A slice of an array is an array like any other, which plans may keep, evict, or make anew.
+Where the input of a batch norm is too large for that, what makes it runs twice: for the sums, and again for each slice
+as it is normalised, just before somebody reads that.
+
+Gradients of parameters are added up slice by slice, and statistics joined: results are the same to rounding, not to the
+bit; the same slices give the same bits each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Iterable, Sequence, Set
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blobmem.memory import Intent, SyncedMemory
+from blobmem.memory.blob import Blob
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.fusion import normalize_backward
+from blobmem.net.layouts import channels_last
+from blobmem.net.plan.again import AGAIN
+from blobmem.net.plan.parts import Divider, Paused, in_both_orders, turned_of
+from blobmem.net.plan.rooms import in_rooms
+from blobmem.net.plan.slices import LOSSES, Sliced, by_item, divided, is_regular
+from blobmem.net.plan.uses import Remade, moved, reading
+from blobmem.net.schedule import first_uses
+from blobmem.ops.call import Call, Operand, call, like, memories, read, write
+
+_NORM = "batch_norm_forward"
+_GRADIENTS = ("batch_norm_scale_backward", "batch_norm_backward")
+_BEGIN_GRADIENT = ("relu_backward", "scale_backward_beta", "scale_backward_gamma")
+
+
+class Abreast(NamedTuple):
+    """Which layers take the batch in slices abreast, and how.
+
+    Attributes:
+        first, last: of the run, by position.
+        number: of slices.
+        twice: bytes from which on the input of a batch norm is made twice.
+        room: bytes of workspace that convolutions may take; 0 if nobody says.
+    """
+
+    first: int
+    last: int
+    number: int
+    twice: int
+    room: int = 0
+
+
+def run_about(forward: Sequence[Call], backward: Sequence[Call], layer: int, ops: Container[Any]) -> range:
+    """The layers next to a layer, and itself, that may take slices abreast; none if it may not."""
+    whole = {each.layer for each in forward if each.op != _NORM and not _may_divide(each, ops)}
+    at = 0
+    while at < len(backward):
+        gradient = _gradient(backward, at)
+        if gradient is None and not _may_divide(backward[at], ops):
+            whole.add(backward[at].layer)
+        at = at + 1 if gradient is None else gradient.stop
+    if layer in whole:
+        return range(0)
+    first = max((at + 1 for at in whole if at < layer), default=0)
+    end = max(each.layer for each in chain(forward, backward)) + 1
+    return range(first, min((at for at in whole if at > layer), default=end))
+
+
+def abreast(
+    forward: Sequence[Call],
+    backward: Sequence[Call],
+    remade: Sequence[Remade],
+    which: Abreast,
+    free: Set[SyncedMemory],
+    images_last: bool,
+) -> Sliced | None:
+    """The calls of a pass with a run of layers in slices abreast; None where arrays do not allow it.
+
+    Args:
+        forward, backward: the calls.
+        remade: what of backward other calls fill.
+        which: the layers, of those that `run_about` gives, and how they do.
+        free: memories that nobody reads but these calls.
+        images_last: they will run with images channels last.
+    """
+    ahead, back = _within(forward, which), _within(backward, which)
+    if not ahead:
+        return None
+    up, down = _Up(which), _Down()
+    for each in forward[ahead.start : ahead.stop]:
+        up.add(each)
+    up.end()
+    down.add(backward[back.start : back.stop])
+    stretches = [*up.stretches, *down.stretches]
+    inside = [each for stretch in stretches for each in stretch.inside]
+    own = {blob.data_view.memory for blob in (*up.arrays, *down.arrays)}
+    items = by_item(inside[0])[0].blob.shape[0]
+    if items % which.number or not is_regular(inside, items, own):
+        return None
+    outside = [*forward[: ahead.start], *forward[ahead.stop :], *backward[: back.start], *backward[back.stop :]]
+    outside += [each for stretch in stretches for each in stretch.after]
+    absent = _absent(up.stretches, down.stretches, (free | own) - {*memories(outside)})
+    written = {operand.memory: operand for each in inside for operand in by_item(each) if _writes(operand)}
+    whole = {memory: operand.nbytes for memory, operand in written.items() if memory not in absent}
+    last = [*channels_last(forward), *channels_last(backward)] if images_last else []
+    if any(nbytes % (ALIGNMENT * which.number) for nbytes in whole.values()) or in_both_orders(last) & {*whole}:
+        return None
+    divider = Divider(which.number, absent, {*whole}, turned_of(last), divided, "slice")
+    made, place = _Slices(divider, {*whole}), {id(each): at for at, each in enumerate(forward)}
+    calls = [
+        made.calls(stretches, {memory for each in before for memory in each.written_memories()})
+        for stretches, before in ((up.stretches, forward[: ahead.start]), (down.stretches, backward[: back.start]))
+    ]
+    for at, each in enumerate(chain(*calls[:1], forward[ahead.stop :]), ahead.start):
+        origin = made.origin.get(id(each), id(each))
+        place[up.stands_for.get(origin, origin)] = at
+    rooms = {(each.layer, each.op): which.room for each in inside if which.room}
+    calls = [in_rooms(each, rooms) for each in calls]
+    pieces = [*divider.pieces, *up.sums, *down.sums]
+    never = [memory for memory in written if memory in absent and memory not in own]
+    return Sliced(
+        [*forward[: ahead.start], *calls[0], *forward[ahead.stop :]],
+        [*backward[: back.start], *calls[1], *backward[back.stop :]],
+        moved((each for each in remade if each.array.memory not in absent), [place[id(each)] for each in forward]),
+        (which.first, which.last), which.number, 0, 0, pieces, never,
+    )  # fmt: skip
+
+
+def _within(calls: Sequence[Call], which: Abreast) -> range:
+    """The positions of the calls of the layers, which stand together."""
+    found = [at for at, each in enumerate(calls) if which.first <= each.layer <= which.last]
+    return range(found[0], found[-1] + 1) if found else range(len(calls), len(calls))
+
+
+def _may_divide(each: Call, ops: Container[Any]) -> bool:
+    return not each.once and each.op in ops and each.op not in LOSSES and bool(divided(each))
+
+
+def _writes(operand: Operand) -> bool:
+    return operand.intent is not Intent.READ
+
+
+def _absent(up: Sequence[_Stretch], down: Sequence[_Stretch], free: Set[SyncedMemory]) -> set[SyncedMemory]:
+    """What need never be whole: what slices fill before they read it, and nobody else uses."""
+    result = set[SyncedMemory]()
+    for stretches in (up, down):
+        inside = [each for stretch in stretches for each in stretch.inside]
+        filled = first_uses(inside)
+        written = {operand.memory for each in inside for operand in by_item(each) if _writes(operand)}
+        result |= {memory for memory in written - result if filled[memory] and memory in free}
+    return result
+
+
+# -------------------------------------------------------------------- stretches
+
+
+class _Stretch(NamedTuple):
+    """Calls that each slice runs one after the other, and those that run when all have done so, once."""
+
+    inside: list[Call]
+    after: list[Call]
+
+
+class _Stretches:
+    """What a pass becomes.
+
+    Attributes:
+        stretches: so far.
+        sums: of batch norms, which slices add to one after the other.
+    """
+
+    def __init__(self) -> None:
+        self.stretches, self.sums = [_Stretch([], [])], list[Blob]()
+
+    @property
+    def arrays(self) -> list[Blob]:
+        """The arrays that the run has beside those of its calls."""
+        return self.sums
+
+    def _sums_of(self, norm: Call, what: str) -> Blob:
+        """An array for two sums, in double precision, of each channel."""
+        x = norm.operand(0)
+        blob = Blob((2 * x.op_shape[1],), dtype=np.float64, device=x.blob.device, name=f"{norm.layer_name}/{what}")
+        self.sums.append(blob)
+        return blob
+
+    def _turn(self, *after: Call) -> list[Call]:
+        """End a stretch with these calls, and begin another: what is in that."""
+        self.stretches[-1].after.extend(after)
+        self.stretches.append(_Stretch([], []))
+        return self.stretches[-1].inside
+
+
+class _Up(_Stretches):
+    """The stretches of forward."""
+
+    def __init__(self, which: Abreast) -> None:
+        super().__init__()
+        self._twice = which.twice
+        self._waiting: dict[SyncedMemory, list[Call]] = {}  # what makes it, once somebody reads it
+        self._other: list[Blob] = []  # in place of what is made twice, the first time
+        self.stands_for: dict[int, int] = {}  # id of what normalises -> id of the batch norm
+
+    @property
+    def arrays(self) -> list[Blob]:
+        return [*self.sums, *self._other]
+
+    def add(self, each: Call) -> None:
+        """The next call."""
+        self._make_for(each)
+        inside = self.stretches[-1].inside
+        if each.op != _NORM:
+            memory = next((memory for memory in self._waiting if memory in {*memories([each])}), None)
+            (inside if memory is None else self._waiting[memory]).append(each)
+            return
+        x, y, xhat, mean, inv_std, *running = each.operands
+        assert x is not None and mean is not None and inv_std is not None
+        outer, _, inner = x.op_shape
+        attributes, count = dict(each.attributes), outer * inner
+        moments = self._sums_of(each, "moments")
+        given = like(each, call("batch_norm_given", x, y, xhat, reading(mean), reading(inv_std)))
+        self.stands_for[id(given)] = id(each)
+        maker, x = self._made_twice(inside, x)
+        inside.append(like(each, call("batch_norm_moments", x, write(moments), before=count)))
+        settled = call("batch_norm_settle", read(moments), mean, inv_std, *running, **attributes, count=count)
+        following = self._turn(like(each, settled))
+        if maker is None:
+            following.append(given)
+        else:
+            self._waiting[given.operand(1).memory] = [maker, given]
+
+    def end(self) -> None:
+        """There is no other call."""
+        for waiting in self._waiting.values():
+            self.stretches[-1].inside.extend(waiting)
+        self._waiting = {}
+
+    def _make_for(self, each: Call) -> None:
+        """Make what waits and the call reads, or is made of what it changes, but what it goes on with in place."""
+        used, changed = {*memories([each])}, {*each.written_memories()}
+        large = {operand.memory for operand in by_item(each)} if each.op != _NORM else used
+        for memory, waiting in [*self._waiting.items()]:
+            sources = {source for maker in waiting for source in maker.read_memories()}
+            goes_on = large == {memory} and each.op != _NORM
+            if (memory in used and not goes_on) or not changed.isdisjoint((sources | {*memories(waiting)}) - {memory}):
+                self.stretches[-1].inside.extend(self._waiting.pop(memory))
+
+    def _made_twice(self, inside: list[Call], x: Operand) -> tuple[Call | None, Operand]:
+        """The call that makes the input of a batch norm anew, and what it makes the first time; None and the input if
+        it is made once."""
+        if x.nbytes < self._twice or not inside:
+            return None, x
+        maker = inside[-1]
+        outs = [operand for operand in maker.present() if _writes(operand)]
+        alone = [operand.memory for operand in outs] == [x.memory] and x.memory not in maker.read_memories()
+        if maker.op not in AGAIN or not alone:
+            return None, x
+        other = Blob(x.blob.shape, dtype=x.blob.dtype, device=x.blob.device, name=f"{x.memory.name} (for its sums)")
+        self._other.append(other)
+        operands = (
+            dataclasses.replace(operand, blob=other) if operand is outs[0] else operand for operand in maker.operands
+        )
+        inside[-1] = maker.over(tuple(operands))
+        return maker, dataclasses.replace(x, blob=other)
+
+
+class _Down(_Stretches):
+    """The stretches of backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: dict[SyncedMemory, Call] = {}  # what makes it, once somebody reads it
+
+    def add(self, calls: Sequence[Call]) -> None:
+        """The calls."""
+        at = 0
+        while at < len(calls):
+            gradient = _gradient(calls, at)
+            stop = at + 1 if gradient is None else gradient.stop
+            self._make_for(calls[at:stop])
+            if gradient is not None:
+                self._add(gradient)
+            elif _grows(calls[at]):
+                self._waiting[calls[at].operand(-1).memory] = calls[at]
+            else:
+                self.stretches[-1].inside.append(calls[at])
+            at = stop
+        self.stretches[-1].inside.extend(self._waiting.values())
+
+    def _make_for(self, calls: Sequence[Call]) -> None:
+        """Make what waits and calls use, or is made of what they change."""
+        used, changed = {*memories(calls)}, {memory for each in calls for memory in each.written_memories()}
+        for memory, maker in [*self._waiting.items()]:
+            if memory in used or not changed.isdisjoint(maker.read_memories()):
+                self.stretches[-1].inside.append(self._waiting.pop(memory))
+
+    def _add(self, gradient: _Gradient) -> None:
+        each, norm = gradient.call, gradient.norm
+        if each.op == "batch_norm_backward":
+            xhat, inv_std, dy, dx = each.operands
+            gamma = beta = dgamma = dbeta = None
+        else:
+            xhat, inv_std, gamma, beta, dy, dx, dgamma, dbeta = each.operands
+        assert xhat is not None
+        outer, _, inner = xhat.op_shape
+        relu, sums = each.attributes.get("relu", False), self._sums_of(norm, "sums")
+        into = call("batch_norm_sums", xhat, gamma, beta, dy, write(sums), relu=relu, first=False)
+        self.stretches[-1].inside.append(like(norm, into))
+        wanted = dgamma is not None or dbeta is not None
+        total = [like(norm, call("batch_norm_gradients", read(sums), dgamma, dbeta))] if wanted else []
+        given = call(
+            "batch_norm_backward_given", xhat, inv_std, gamma, beta, dy, dx, read(sums), relu=relu, count=outer * inner
+        )
+        self._turn(*total).append(like(norm, given))
+
+
+def _grows(each: Call) -> bool:
+    """Whether a gradient of data has more bytes than what it is made of: it may wait for who reads it."""
+    return each.op == "conv_backward_data" and each.operand(-1).nbytes > each.operand(0).nbytes
+
+
+class _Gradient(NamedTuple):
+    """The gradient of a batch norm, with the scale and the ReLU behind it that go with it.
+
+    Attributes:
+        stop: the position behind its calls.
+        call: the one that could run in their place.
+        norm: the batch norm's own.
+    """
+
+    stop: int
+    call: Call
+    norm: Call
+
+
+def _gradient(calls: Sequence[Call], at: int) -> _Gradient | None:
+    """The gradient of a batch norm that begins there, if one does."""
+    each = calls[at]
+    if each.op in _GRADIENTS and not each.once:
+        return _Gradient(at + 1, each, each)
+    group = normalize_backward(calls, at) if each.op in _BEGIN_GRADIENT else None
+    if group is None:
+        return None
+    later = {*memories(calls[group.stop :])}
+    if any(operand.memory in later for operand in group.skipped):
+        return None
+    return _Gradient(group.stop, group.call, calls[group.stop - 1])
+
+
+# -------------------------------------------------------------------- the calls of slices
+
+
+class _Slices:
+    """Makes the calls of slices.
+
+    Args:
+        divider: what divides them.
+        whole: memories that they write, and which are whole.
+
+    Attributes:
+        origin: id of a call of a slice -> id of the call that it is of.
+    """
+
+    def __init__(self, divider: Divider, whole: Set[SyncedMemory]) -> None:
+        self._divider, self._whole, self.origin = divider, whole, dict[int, int]()
+        self._slices: list[Paused] = []
+        for index in range(divider.count):
+            divider.begin(index, own_copies=True)
+            self._slices.append(divider.pause())
+
+    def calls(self, stretches: Iterable[_Stretch], written: Set[SyncedMemory]) -> list[Call]:
+        """The calls of all slices, stretch by stretch, after others that have written these."""
+        result: list[Call] = []
+        for stretch in stretches:
+            there = self._whole & written
+            written = written | {memory for each in stretch.inside for memory in each.written_memories()}
+            for index, slice_ in enumerate(self._slices):
+                self._divider.resume(slice_)
+                for each in stretch.inside:
+                    made = self._divider.calls(each)
+                    made[-1] = _amid(_summing(made[-1], index, self._divider.count), there)
+                    self.origin[id(made[-1])] = id(each)
+                    result += made
+                self._slices[index] = self._divider.pause()
+            result += stretch.after
+        return result
+
+
+def _amid(each: Call, there: Set[SyncedMemory]) -> Call:
+    """The call, of whose slice something is there as of the others in these memories: it ends nothing there."""
+    if there.isdisjoint(each.written_memories()):
+        return each
+    operands = (
+        dataclasses.replace(operand, intent=Intent.WRITE)
+        if operand is not None and operand.intent is Intent.OVERWRITE and operand.memory in there
+        else operand
+        for operand in each.operands
+    )
+    return each.over(tuple(operands))
+
+
+def _summing(each: Call, index: int, count: int) -> Call:
+    """The call of a slice, one that sums going on from the slices before it; the first begins."""
+    if each.op == "batch_norm_moments":
+        attributes = {"before": each.attributes["before"] // count * index}
+    elif each.op == "batch_norm_sums":
+        attributes = {**each.attributes, "first": index == 0}
+    else:
+        return each
+    sums = each.operand(-1)
+    if index == 0:
+        sums = dataclasses.replace(sums, intent=Intent.OVERWRITE)
+    return each.over((*each.operands[:-1], sums), attributes)
