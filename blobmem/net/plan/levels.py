@@ -153,7 +153,8 @@ def _fitted(net: Net, made: Made) -> Made:
                 if much and again:
                     best = tried(best, level, False, sliced)
     if slices and (isinstance(best, OutOfDeviceMemory) or (best.ms > good and not exact and not many)):
-        best = min([best, *_abreast(net, made, ((), *(levels if much else levels[1::2])), good)], key=_rank)
+        states = ((), *(levels if much else levels[1::2]))
+        best = min([best, *_abreast(net, made, states, good, isinstance(best, OutOfDeviceMemory))], key=_rank)
     try:
         if isinstance(best, OutOfDeviceMemory):
             net.evict_state(())
@@ -166,10 +167,10 @@ def _fitted(net: Net, made: Made) -> Made:
 
 
 def _abreast(
-    net: Net, made: Made, levels: Sequence[Sequence[_Candidate]], good: float
+    net: Net, made: Made, levels: Sequence[Sequence[_Candidate]], good: float, least: bool
 ) -> list[Made | OutOfDeviceMemory]:
     """`_fits` with a run of layers in slices abreast, and that level of state evicted with which it seems best; if that
-    does not fit, as it needs least too."""
+    does not fit, and the `least` is asked for, as it needs least too."""
     seen, room, times = list[tuple[tuple[int, float], int]](), room_of(net, made), Times(net.device)
     for at, level in enumerate(levels):
         trial = _take_abreast(net, level, room + sum(each.size for each in level))
@@ -178,7 +179,7 @@ def _abreast(
             seen.append((glance(net, room_of(net, trial), times), at))
     tries = [(levels[at], room + sum(each.size for each in levels[at])) for _, at in sorted(seen)[:1]]
     result = list[Made | OutOfDeviceMemory]()
-    for level, taken in [*tries, (levels[-1], 0)]:
+    for level, taken in [*tries, *([(levels[-1], 0)] if least else [])]:
         trial = _take_abreast(net, level, taken)
         if trial is not None and not any(isinstance(each, Made) for each in result):
             result.append(_fits(net, trial, good))
