@@ -28,7 +28,7 @@ from blobmem.net.layouts import channels_last
 from blobmem.net.plan.again import AGAIN
 from blobmem.net.plan.parts import Divider, Paused, in_both_orders, turned_of
 from blobmem.net.plan.rooms import in_rooms
-from blobmem.net.plan.slices import LOSSES, Sliced, by_item, divided, is_regular
+from blobmem.net.plan.slices import LOSSES, Sliced, by_item, divided, is_regular, may_divide
 from blobmem.net.plan.uses import Remade, moved, reading
 from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, call, like, memories, read, write
@@ -57,11 +57,11 @@ class Abreast(NamedTuple):
 
 def run_about(forward: Sequence[Call], backward: Sequence[Call], layer: int, ops: Container[Any]) -> range:
     """The layers next to a layer, and itself, that may take slices abreast; none if it may not."""
-    whole = {each.layer for each in forward if each.op != _NORM and not _may_divide(each, ops)}
+    whole = {each.layer for each in forward if each.op != _NORM and not _may_join(each, ops)}
     at = 0
     while at < len(backward):
         gradient = _gradient(backward, at)
-        if gradient is None and not _may_divide(backward[at], ops):
+        if gradient is None and not _may_join(backward[at], ops):
             whole.add(backward[at].layer)
         at = at + 1 if gradient is None else gradient.stop
     if layer in whole:
@@ -116,7 +116,7 @@ def abreast(
         made.calls(stretches, {memory for each in before for memory in each.written_memories()})
         for stretches, before in ((up.stretches, forward[: ahead.start]), (down.stretches, backward[: back.start]))
     ]
-    for at, each in enumerate(chain(*calls[:1], forward[ahead.stop :]), ahead.start):
+    for at, each in enumerate(chain(calls[0], forward[ahead.stop :]), ahead.start):
         origin = made.origin.get(id(each), id(each))
         place[up.stands_for.get(origin, origin)] = at
     rooms = {(each.layer, each.op): which.room for each in inside if which.room}
@@ -137,8 +137,8 @@ def _within(calls: Sequence[Call], which: Abreast) -> range:
     return range(found[0], found[-1] + 1) if found else range(len(calls), len(calls))
 
 
-def _may_divide(each: Call, ops: Container[Any]) -> bool:
-    return not each.once and each.op in ops and each.op not in LOSSES and bool(divided(each))
+def _may_join(each: Call, ops: Container[Any]) -> bool:
+    return each.op not in LOSSES and may_divide(each, ops)
 
 
 def _writes(operand: Operand) -> bool:

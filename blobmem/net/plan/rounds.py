@@ -111,7 +111,7 @@ class _Search:
         walk = _Walk(whole, self._room, away, self._power)
         for step in range(len(whole.load)):
             walk.take(step)
-        late = max(0.0, ms - whole.clock[whole.turn]) if away else 0.0
+        late = max(0.0, ms - whole.clock[whole.turn])
         return walk, Walked(walk.rounds, [*away], walk.ms + late, walk.over)
 
     def _changed(self, draws: random.Random) -> frozenset[Kind]:

@@ -111,10 +111,10 @@ def in_the_way(forward: Sequence[Call], backward: Sequence[Call], layer: int, op
 
 
 def _takes_all(each: Call, ops: Container[str]) -> bool:
-    return not (_may_divide(each, ops) or _stands_aside(each) or each.op in COPIES)
+    return not (may_divide(each, ops) or _stands_aside(each) or each.op in COPIES)
 
 
-def _may_divide(each: Call, ops: Container[str]) -> bool:
+def may_divide(each: Call, ops: Container[str]) -> bool:
     return not each.once and each.op in ops and bool(divided(each))
 
 
@@ -263,7 +263,7 @@ class Slicer:
     def _stretch(self, calls: Sequence[Call], first: int, last: int) -> _Stretch | None:
         """The calls of these layers, if they stand together and what is not divided may run before or after them."""
         at = [index for index, each in enumerate(calls) if first <= each.layer <= last]
-        while at and not _may_divide(calls[at[-1]], self._ops):
+        while at and not may_divide(calls[at[-1]], self._ops):
             at.pop()
         if not at:
             return _Stretch(len(calls), len(calls), [], [], [])
@@ -272,7 +272,7 @@ class Slicer:
         result = _Stretch(at[0], at[-1] + 1, [], [], [])
         for index in at:
             each = calls[index]
-            if _may_divide(each, self._ops):
+            if may_divide(each, self._ops):
                 result.inside.append(each)
                 continue
             late = each.op in UPDATES or calls is self._forward
@@ -369,7 +369,7 @@ class _Run:
         }
         for each in reversed(of._forward[start : self._ahead.stop]):
             outs = {*each.written_memories()}
-            if not needed.isdisjoint(outs) and _may_divide(each, of._ops):
+            if not needed.isdisjoint(outs) and may_divide(each, of._ops):
                 result.insert(0, each)
                 sources = {*each.read_memories()}
                 needed |= sources & absent

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from blobmem.net.plan.choice import Choice, Pass
 from blobmem.net.plan.evict import Candidate, candidates, loads, loads_without, lowest
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.recompute import usual as usual_set
-from blobmem.net.plan.rounds import WALKS, walked
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.uses import Remade, Uses
@@ -235,15 +234,16 @@ def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
 
 def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[[], float]) -> Iterator[Way]:
     """Those with rounds, in less and less of the room until there are few gaps."""
-    away, walks = cast(Collection[SyncedMemory], ()), WALKS
+    away: Collection[SyncedMemory] = ()
+    walks = rounds.WALKS
     for part in PACKED:
-        found = walked(whole, int(part * room), away, walks)
+        found = rounds.walked(whole, int(part * room), away, walks)
         if found.over > 0:
             return
         yield way_with(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
         if best() <= GAPLESS * (whole.clock[-1] + found.ms):
             return
-        away, walks = found.away, WALKS // 4
+        away, walks = found.away, rounds.WALKS // 4
 
 
 def again_in(net: Net, made: Made) -> Again:
