@@ -103,7 +103,7 @@ def _orders_of_large(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> I
         if len(large) < 2:
             continue
         own = first[large], last[large], size[large]
-        for order in islice(_orders(*own), 1, 3):
+        for order in islice(_orders(*own), 1, 4):
             kernels.improve(order, *own, np.empty_like(own[2]), goal, WORK // 8)
             yield np.concatenate([large[order], small])
 
@@ -115,6 +115,7 @@ def _orders(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> Iterator[n
         (-duration, -size),  # nested lifetimes, as of a forward and its backward pass, lie above each other
         (-size * duration,),
         (-size, -duration),
+        (-size, first),  # of arrays of one size this takes no more than their load
         (first, -last, -size),
         (last, first, -size),
     ]

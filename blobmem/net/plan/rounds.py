@@ -9,13 +9,14 @@ room, while the link has time.
 
 from __future__ import annotations
 
-import math
 import random
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,15 +25,35 @@ from blobmem.net.plan.again import NORMS, Round
 from blobmem.net.plan.choice import ANEW, LATE, Kind, Pass
 from blobmem.net.plan.heirs import IN_PLACE
 
+if TYPE_CHECKING:
+    from blobmem.net.plan.walk import Tables
+
 POWERS = (0.5, 1.0)
-"""Of the time until an array is needed next, by which its bytes count as freed: walks that are compared."""
+"""Of the time until an array is needed next, by which its bytes count as freed: walks that are compared at first."""
 
-WALKS, FEW = 150, 200
-"""How many other sets of evicted arrays are tried, where there are no more kinds of arrays than so many; of more kinds
-fewer, as each walk takes longer."""
+WALKS, FOR_EACH, IDLE = 500, 8, 150
+"""How many other walks a search tries, fewer where these are so many for each kind of array, or that many that are no
+better than the best follow one another."""
 
-IDLE = 50
-"""So many that are no better one after the other are the last."""
+REVALUED = (0.0, 0.3, 0.5, 0.6)
+"""Of searches that are compared, which part of their walks differs by what arrays are worth."""
+
+WARM = 0.005
+"""About which part of its time longer a walk may take at first, and be gone on from."""
+
+
+class Setting(NamedTuple):
+    """By what walks differ.
+
+    Attributes:
+        away: the kinds of arrays that are evicted, all slices of one together.
+        power: of the time until an array is needed next, by which its bytes count as freed.
+        worth: how many times as much as by that it is worth to keep arrays of a kind; once if that is not there.
+    """
+
+    away: frozenset[Kind] = frozenset()
+    power: float = POWERS[0]
+    worth: Mapping[Kind, float] = MappingProxyType({})
 
 
 class Walked(NamedTuple):
@@ -43,376 +64,290 @@ class Walked(NamedTuple):
         away: what is evicted beside.
         ms: what the calls in them take, and how long copies are waited for as they come back.
         over: how many bytes are too much.
+        setting: by which they were found.
     """
 
     rounds: list[Round]
     away: Collection[SyncedMemory]
     ms: float
     over: int
+    setting: Setting
 
 
-def walked(whole: Pass, room: int, away: Collection[SyncedMemory] = (), walks: int = WALKS) -> Walked:
-    """The rounds with which no step has more than `room` bytes in use, as far as that can be.
+def walked(whole: Pass, room: int, near: Setting | None = None, walks: int = WALKS) -> list[Walked]:
+    """The rounds with which no step has more than `room` bytes in use, as far as that can be, of several searches; what
+    seems best comes first.
 
-    What is `away` is evicted, and what there is no room to make; then others, while that takes less time.
+    Evicted is what there is no room to make, and what spares time; it is searched for by so many walks each from what
+    is `near`, if that is given.
     """
-    kinds = frozenset(whole.kind[memory] for memory in away)
-    found = [_Search(whole, room, power, kinds) for power in POWERS]
-    return min(found, key=lambda each: _rank(each.best)).improved(walks)
+    numbered = _Numbered(whole)
+    settings = [Setting(power=power) for power in POWERS] if near is None else [near]
+    searches = [_Search(numbered, room, settings[at % len(settings)]) for at in range(len(REVALUED))]
+    walks = min(walks, FOR_EACH * len(whole.alike))
+    with ThreadPoolExecutor(len(searches)) as pool:
+        found = [*pool.map(lambda at: searches[at].improve(walks, REVALUED[at], at), range(len(searches)))]
+    least = {each.rank: each for each in reversed(found)}
+    return [searches[0].walked(least[rank]) for rank in sorted(least)]
 
 
 def glance(whole: Pass, room: int) -> tuple[int, float]:
     """How many bytes too much the first walks need, and the ms of the pass by them, if not too much."""
-    over, ms = min(_rank(_Search(whole, room, power, frozenset()).best) for power in POWERS)
+    numbered = _Numbered(whole)
+    over, ms = min(_Search(numbered, room, Setting(power=power)).best.rank for power in POWERS)
     return over, whole.clock[-1] + ms
 
 
-def _rank(found: Walked) -> tuple[int, float]:
-    return found.over, found.ms
+Rows = tuple[np.ndarray, np.ndarray]
+"""What is behind each other, and where each begins."""
+
+_HELD = -1
+"""In the kind of what is held, instead of the operand."""
 
 
-class _Search:
-    """Walks with one of the `POWERS`, with more, fewer or other arrays evicted: all slices of one together.
+class _Numbered:
+    """A pass with its memories by numbers, as walks want them.
 
     Attributes:
-        best: the best so far.
+        whole: the pass.
+        arrays: those that may be made anew, and what is held, at their numbers.
+        reads: the steps of backward that read each.
+        kinds: the kind of each.
+        tables: of walks.
     """
 
-    def __init__(self, whole: Pass, room: int, power: float, kinds: frozenset[Kind]) -> None:
-        self._whole, self._room, self._power, self._kinds = whole, room, power, kinds
-        self._last, self.best = self._walk(kinds)
-        while not self._last.short <= {*self.best.away}:
-            self._kinds |= {whole.kind[memory] for memory in self._last.short}
-            self._last, self.best = self._walk(self._kinds)
+    def __init__(self, whole: Pass) -> None:
+        self.whole, uses = whole, whole.again.uses
+        self.reads = {
+            memory: [whole.turn + bisect_right(whole.starts[1], at) - 1 for at in uses.read[memory]]
+            for memory, array in whole.arrays.items()
+            if ANEW in array.start
+        }
+        self.reads.update((memory, []) for memory in whole.held)
+        self.arrays = [*self.reads]
+        self._number = {memory: at for at, memory in enumerate(self.arrays)}
+        forward = whole.again.uses.forward
+        held = [forward[uses.last_write(memory)] for memory in whole.held]
+        kinds = [whole.kind[memory] for memory in self.arrays[: len(self.arrays) - len(held)]]
+        self.kinds = [*kinds, *((each.layer, str(each.op), _HELD) for each in held)]
+        self.tables = self._tables()
 
-    def improved(self, walks: int) -> Walked:
-        """The best of so many walks more, fewer in a large pass, each of which changes something of the best so far, by
-        draws from a fixed seed."""
-        draws, idle, seen = random.Random(0), 0, {self._kinds}
-        for _ in range(int(walks * min(1.0, FEW / max(len(self._whole.alike), 1)) ** 2)):
-            if self.best.ms == 0 or idle == IDLE:
-                break
-            kinds = self._changed(draws)
-            if kinds in seen:
-                continue
-            seen.add(kinds)
-            last, found = self._walk(kinds)
-            idle = 0 if _rank(found) < _rank(self.best) else idle + 1
-            if _rank(found) <= _rank(self.best):
-                self._last, self.best, self._kinds = last, found, kinds
-        return self.best
+    def number(self, memory: SyncedMemory) -> int:
+        """Its number, which it gets if it has none."""
+        return self._number.setdefault(memory, len(self._number))
 
-    def _walk(self, kinds: Iterable[Kind]) -> tuple[_Walk, Walked]:
-        whole = self._whole
-        arrays = [
-            memory for kind in sorted(kinds) for memory in whole.alike[kind] if LATE in whole.arrays[memory].start
+    def _tables(self) -> Tables:
+        from blobmem.net.plan import walk  # its compiler takes a while to import
+
+        whole, forward, last = self.whole, self.whole.again.uses.forward, self.whole.again.uses.last_write
+        fixed, size, start, end, needed = self._by_step()
+        final = defaultdict[int, list[int]](list)
+        for at, memory in enumerate(self.arrays):
+            final[last(memory)].append(at)
+        calls = range(len(forward))
+        take, take_of = behind_each_other(map(self._taken, calls), 5)
+        write, write_of = behind_each_other(map(self._written, calls), 3)
+        late = [each in whole.arrays and LATE in whole.arrays[each].start for each in self.arrays]
+        return walk.Tables(
+            whole.turn, whole.begins, fixed, whole.born, *start, *end, *needed,
+            *behind_each_other(self.reads.values()), np.array(size, np.int64),
+            np.array([*map(whole.times.copy_ms, size)], np.float64), np.array([*map(last, self.arrays)], np.int64),
+            np.array(late, np.bool_), *behind_each_other(final.get(at, ()) for at in calls), take, take_of, write,
+            write_of, *self._used(take), np.repeat(np.arange(len(forward)), np.diff(take_of)),
+            np.array([each.op in IN_PLACE for each in forward], np.bool_), np.array(whole.unit, np.int64),
+            np.array(whole.cost, np.float64), np.array(whole.scratch, np.int64), len(self._number),
+        )  # fmt: skip
+
+    def _by_step(self) -> tuple[np.ndarray, list[int], Rows, Rows, Rows]:
+        """Bytes beside the arrays in each step, the bytes of these; and rows of what starts, ends, and is needed."""
+        whole, fixed, size = self.whole, self.whole.load.copy(), list[int]()
+        start, end, needed = (defaultdict[int, list[int]](list) for _ in range(3))
+        for at, (memory, read) in enumerate(self.reads.items()):
+            if memory in whole.held:
+                nbytes, begin = whole.held[memory]
+            else:
+                nbytes, begin = whole.arrays[memory].size, whole.arrays[memory].start[ANEW]
+                fixed[begin : read[-1] + 1] -= nbytes
+                end[read[-1]].append(at)
+            start[begin].append(at)
+            size.append(nbytes)
+            for step in read:
+                needed[step].append(at)
+        steps = range(len(fixed))
+        begins, ends, needs = (behind_each_other(each.get(at, ()) for at in steps) for each in (start, end, needed))
+        return fixed, size, begins, ends, needs
+
+    def _used(self, take: np.ndarray) -> Rows:
+        """Of each array, and behind these each call, the rows of what is taken by which it may be needed."""
+        arrays, use = len(self.arrays), defaultdict[int, list[int]](list)
+        for row, (source, maker, _, same, _) in enumerate(take.tolist()):
+            nodes = {each for each in (source, same) if 0 <= each < arrays}
+            for node in nodes | ({arrays + maker} if maker >= 0 else set()):
+                use[node].append(row)
+        return behind_each_other(use.get(at, ()) for at in range(arrays + len(self.whole.inputs)))
+
+    def _taken(self, at: int) -> list[tuple[int, int, bool, int, bool]]:
+        """What a call of forward reads, as the tables have it."""
+        from blobmem.net.plan.walk import NONE  # its compiler takes a while to import
+
+        last = self.whole.again.uses.last_write
+        return [
+            (self.number(source), made, stays, NONE if same is None else self.number(same), last(source) == made)
+            for source, made, stays, same, _ in self.whole.inputs[at]
         ]
-        away, ms = _sent(whole, arrays)
-        walk = _Walk(whole, self._room, away, self._power)
-        for step in range(len(whole.load)):
-            walk.take(step)
-        late = max(0.0, ms - whole.clock[whole.turn])
-        return walk, Walked(walk.rounds, [*away], walk.ms + late, walk.over)
 
-    def _changed(self, draws: random.Random) -> frozenset[Kind]:
-        """What is evicted now, and something that would spare time, or without something."""
-        spared = self._spared(draws)
-        which, more, less = draws.random(), list[Kind](), list[Kind]()
-        if spared and which < _ADDS:
-            more = draws.choices([*spared], weights=[*spared.values()], k=draws.choice(_CHANGES))
-        if self._kinds and which > 1 - _LEAVES:
-            less = draws.sample(sorted(self._kinds), k=1)
-        return (self._kinds | {*more}) - {*less}
-
-    def _spared(self, draws: random.Random) -> dict[Kind, float]:
-        """What it would spare to evict others, for their bytes or for a lower power of these."""
-        whole, spared = self._whole, defaultdict[Kind, float](float)
-        for memory, ms in self._last.spared.items():
-            if whole.kind[memory] not in self._kinds and ms > 0:
-                spared[whole.kind[memory]] += ms
-        power = draws.choice(_BYTES)
-        return {kind: ms / self._bytes(kind) ** power for kind, ms in sorted(spared.items())}
-
-    def _bytes(self, kind: Kind) -> int:
-        return sum(self._whole.arrays[memory].size for memory in self._whole.alike[kind])
+    def _written(self, at: int) -> list[tuple[int, int, bool]]:
+        """What it writes, as the tables have it; what a norm keeps may be its top."""
+        norm = self.whole.again.uses.forward[at].op in NORMS
+        return [(self.number(memory), nbytes, optional or norm) for memory, nbytes, optional in self.whole.writes[at]]
 
 
-_ADDS, _LEAVES = 0.6, 0.55
-"""The parts of changes that evict more, and that evict something less; some do both."""
-
-_CHANGES = (1, 1, 2, 4)
-"""How many arrays more are evicted at a time."""
-
-_BYTES = (0.0, 0.5, 1.0)
-"""Powers of an array's bytes for which it spares so much."""
-
-
-def _sent(whole: Pass, away: Collection[SyncedMemory]) -> tuple[dict[SyncedMemory, int], float]:
-    """The step by which each has been copied away, and the ms at which all have."""
-    result, done, clock = dict[SyncedMemory, int](), 0.0, whole.clock
-    for memory in sorted(away, key=lambda memory: whole.arrays[memory].start[LATE]):
-        array = whole.arrays[memory]
-        done = max(done, clock[array.start[LATE]]) + whole.times.copy_ms(array.size)
-        result[memory] = min(bisect_left(clock, done), whole.turn)
-    return result, done
-
-
-def _behind_each_other(lists: Iterable[Sequence[Any]], *columns: int) -> tuple[np.ndarray, np.ndarray]:
+def behind_each_other(lists: Iterable[Sequence[Any]], *columns: int) -> Rows:
     """What lists have, in so many columns, and where each begins, and the last one ends."""
     found = [*lists]
     places = np.cumsum([0, *map(len, found)], dtype=np.int64)
     return np.array([*chain.from_iterable(found)], np.int64).reshape(-1, *columns), places
 
 
-class _Walk:
-    """A pass that is walked through.
+class _Found(NamedTuple):
+    """What comes of a walk.
 
     Attributes:
-        rounds, ms, over: so far, as `Walked` has them.
-        spared: of what could have been evicted, the milliseconds of calls that would not have run again.
+        setting: of it.
+        ms, over: as `Walked` has them.
+        spared: of what could have been evicted, by its number, the milliseconds of calls that would not have run again.
         short: what has to be evicted for want of room to make it, or something of it.
     """
 
-    def __init__(self, whole: Pass, room: int, away: Mapping[SyncedMemory, int], power: float) -> None:
-        self.whole, self._room, self._away, self._power = whole, room, away, power
-        self.spared, self.short = defaultdict[SyncedMemory, float](float), set[SyncedMemory]()
-        self.rounds, self.ms, self.over = list[Round](), 0.0, 0
-        uses, reads = whole.again.uses, dict[SyncedMemory, list[int]]()
-        self._fixed, self._starts = whole.load.copy(), defaultdict[int, list[SyncedMemory]](list)
-        self._ends = defaultdict[int, list[SyncedMemory]](list)
-        for memory, array in whole.arrays.items():
-            if ANEW in array.start:
-                reads[memory] = [whole.turn + bisect_right(whole.starts[1], at) - 1 for at in uses.read[memory]]
-                self._fixed[array.start[ANEW] : reads[memory][-1] + 1] -= array.size
-                self._starts[array.start[ANEW]].append(memory)
-                self._ends[reads[memory][-1]].append(memory)
-        for memory, (_, start) in whole.held.items():
-            self._starts[start].append(memory)
-            reads[memory] = []
-        self._reads = reads
-        self._size = {memory: each.size for memory, each in whole.arrays.items()}
-        self._size.update((memory, size) for memory, (size, _) in whole.held.items())
-        self._maker = {memory: uses.last_write(memory) for memory in reads}
-        self._makes = defaultdict[int, list[SyncedMemory]](list)
-        for memory, at in self._maker.items():
-            self._makes[at].append(memory)
-        self._number: dict[SyncedMemory | None, int] = {memory: at for at, memory in enumerate(reads)}
-        calls = range(len(whole.inputs))
-        self._read = _behind_each_other(reads.values())
-        self._written = _behind_each_other([self._number[each] for each in self._makes.get(at, ())] for at in calls)
-        self._taken = _behind_each_other(map(self._rows, calls), 4)
-        self._needed = defaultdict[int, list[SyncedMemory]](list)  # by each step of backward
-        for memory, steps in reads.items():
-            for step in steps:
-                self._needed[step].append(memory)
-        self._there, self._held = dict[SyncedMemory, None](), 0  # and bytes of it
-        self._gone = set[SyncedMemory]()
-        self._costs = dict[SyncedMemory, float]()  # ms in which each is made again, as long as none of these changes:
-        self._rely = defaultdict[SyncedMemory, set[SyncedMemory]](set)  # on what is there and what is gone
-        self._now, self._begins = 0.0, list[float]()  # of all that has run
-        self._loads = np.empty(4 * len(whole.load), np.int64)  # what was in use meanwhile
-        self._used = dict[SyncedMemory, int]()  # by which of these for the last time
-        self._copies = list[tuple[float, float]]()  # back, from when to when
-        self._leaves = defaultdict[int, list[SyncedMemory]](list)
-        for memory, step in away.items():
-            self._leaves[step].append(memory)
+    setting: Setting
+    ms: float
+    over: int
+    spared: np.ndarray
+    short: np.ndarray
 
-    def take(self, step: int) -> None:
-        """The next step."""
-        for memory in self._starts[step]:
-            self._have(memory)
-        for memory in self._leaves[step]:
-            self._drop(memory)
-        needed, ms = {*self._needed[step]}, self.whole.clock[step + 1] - self.whole.clock[step]
-        if step >= self.whole.turn:
-            if not needed <= {*self._there, *self._away}:
-                self._round(step, needed)
-            self._fetch(needed, step, int(self._fixed[step]), needed)
-        self._run(step, int(self._fixed[step]), needed, ms)
-        for memory in self._ends[step]:
-            self._drop(memory)
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What is better has less."""
+        return self.over, self.ms
 
-    def _have(self, memory: SyncedMemory) -> None:
-        if memory not in self._there:
-            self._there[memory] = None
-            self._held += self._size[memory]
-            self._used[memory] = len(self._begins)
 
-    def _drop(self, memory: SyncedMemory) -> None:
-        """It is not there any more, nor was it since it was used last: it has been evicted, or is gone."""
-        if self._there.pop(memory, self) is not self:
-            self._held -= self._size[memory]
-            self._loads[self._used[memory] + 1 : len(self._begins)] -= self._size[memory]
-            if memory not in self._away:
-                self._gone.add(memory)
-                self._forget(memory)
+class _Search:
+    """Walks, each by something else than what was found best by then.
 
-    def _forget(self, memory: SyncedMemory) -> None:
-        """It is gone, or there again, which others are made of."""
-        for other in self._rely.pop(memory, ()):
-            self._costs.pop(other, None)
+    Attributes:
+        best: the best so far.
+    """
 
-    def _fetch(self, memories: Iterable[SyncedMemory], step: int, other: int, pinned: Collection[SyncedMemory]) -> None:
-        """Have those that are evicted back, as late as will do and since when there is room, beside so many other bytes
-        and what is pinned; else wait for them."""
-        for memory in memories:
-            if memory not in self._away or memory in self._there:
+    def __init__(self, numbered: _Numbered, room: int, setting: Setting) -> None:
+        self._numbered, self._whole, self._room = numbered, numbered.whole, room
+        self.best = self._walk(setting)
+        while True:
+            short = {self._whole.kind[numbered.arrays[at]] for at in np.flatnonzero(self.best.short)}
+            if short <= self.best.setting.away:
+                break
+            setting = self.best.setting
+            self.best = self._walk(setting._replace(away=setting.away | short))
+
+    def improve(self, walks: int, revalued: float, seed: int) -> _Found:
+        """The best of so many walks more, by draws from the seed: simulated annealing (Kirkpatrick, Gelatt and Vecchi,
+        Science 220, 1983), in which such a part of the steps is by what arrays are worth."""
+        draws, idle, here = random.Random(seed), 0, self.best
+        for at in range(walks):
+            if self.best.ms == 0 or idle == IDLE:
+                break
+            setting = self._revalued(draws, here) if draws.random() < revalued else self._changed(draws, here)
+            if setting == here.setting:
                 continue
-            size, end = self._size[memory], self._now
-            self._fit(step, other + size, pinned)
-            ms = self.whole.times.copy_ms(size)
-            full = np.flatnonzero(self._loads[: len(self._begins)] + size > self._room)
-            since = int(full[-1]) + 1 if full.size else 0
-            earliest = self._begins[since] if since < len(self._begins) else self._now
-            for begin, stop in reversed(self._copies):
-                if end - ms < stop:
-                    end = min(end, begin)
-            if end - ms < earliest:
-                end = max([earliest, *(stop for _, stop in self._copies)]) + ms
-            insort(self._copies, (end - ms, end))
-            self._loads[bisect_left(self._begins, end - ms) : len(self._begins)] += size
-            self._have(memory)
-            self.ms += max(0.0, end - self._now)
-            self._now = max(self._now, end)
+            found, warm = self._walk(setting), WARM * self.best.ms * (1 - at / walks)
+            idle = 0 if found.rank < self.best.rank else idle + 1
+            self.best = min(self.best, found, key=lambda each: each.rank)
+            if found.rank <= (here.over, here.ms + warm * draws.expovariate(1.0)):
+                here = found
+        return self.best
 
-    def _run(self, step: int, other: int, pinned: Collection[SyncedMemory], ms: float) -> bool:
-        """Let so many ms go by, with room for so many other bytes, and say whether there is."""
-        fits = self._fit(step, other, pinned)
-        at = len(self._begins)
-        for memory in pinned:
-            if memory in self._there:
-                self._used[memory] = at
-        if at == self._loads.size:
-            self._loads = np.append(self._loads, self._loads)
-        self._loads[at] = other + self._held
-        self._begins.append(self._now)
-        self._now += ms
-        return fits
+    def walked(self, found: _Found) -> Walked:
+        """The rounds of such a walk."""
+        numbered = self._numbered
+        turn, arrays = self._whole.turn, len(numbered.arrays)
+        seen = np.zeros((len(self._whole.load) - turn, 3, arrays), np.bool_)
+        self._walk(found.setting, seen)
+        result = list[Round]()
+        for at in np.flatnonzero(seen[:, 0].any(axis=1)):
+            gone, made = ([numbered.arrays[each] for each in np.flatnonzero(seen[at, which])] for which in (1, 2))
+            target = next(each for each in gone if turn + at in numbered.reads[each])
+            result.append(Round(target, numbered.reads[target].index(turn + int(at)), {*made}, {*gone}))
+        return Walked(result, [*self._sent(found.setting.away)[0]], found.ms, found.over, found.setting)
 
-    def _fit(self, step: int, other: int, pinned: Collection[SyncedMemory]) -> bool:
-        """Let arrays go until there is room for so many other bytes, and say whether there is."""
-        over = other + self._held - self._room
-        free = [memory for memory in self._there if memory not in pinned]
-        uses, now = self._next(step) if over > 0 else {}, self.whole.clock[step]
-        while over > 0 and free:
-            least = min(free, key=lambda memory: self._worth(memory, uses[memory] - now))
-            free.remove(least)
-            self._drop(least)
-            over -= self._size[least]
-        self.over = max(self.over, over)
-        return over <= 0
+    def _walk(self, setting: Setting, rounds: np.ndarray | None = None) -> _Found:
+        from blobmem.net.plan import walk  # its compiler takes a while to import
 
-    def _worth(self, memory: SyncedMemory, until: float) -> float:
-        if until == math.inf:
-            return 0.0
-        ms = self.whole.times.copy_ms(self._size[memory]) if memory in self._away else self._cost(memory)
-        return ms / (self._size[memory] * max(until, 1e-3) ** self._power)
+        numbered, count = self._numbered, len(self._numbered.arrays)
+        away, ms = self._sent(setting.away)
+        leaves = np.array([away.get(memory, walk.NONE) for memory in numbered.arrays], np.int64)
+        worth = np.array([setting.worth.get(kind, 1.0) for kind in numbered.kinds])
+        spared, short = np.zeros(count), np.zeros(count, np.bool_)
+        rounds = np.zeros((0, 3, count), np.bool_) if rounds is None else rounds
+        again, over = walk.walk(numbered.tables, self._room, setting.power, worth, leaves, rounds, spared, short)
+        late = max(0.0, ms - self._whole.clock[self._whole.turn])
+        return _Found(setting, again + late, over, spared, short)
 
-    def _cost(self, memory: SyncedMemory) -> float:
-        """The ms in which it is made again of what is there."""
-        found = self._costs.get(memory)
-        if found is None:
-            runs = self._runs([memory])
-            found = self._costs[memory] = self._ms(runs)
-            for at in runs:
-                for source, _, _, same, _ in self.whole.inputs[at]:
-                    self._rely[source].add(memory)
-                    if same is not None:
-                        self._rely[same].add(memory)
-        return found
+    def _sent(self, kinds: Iterable[Kind]) -> tuple[dict[SyncedMemory, int], float]:
+        """Of what is evicted the step by which each has been copied away, and the ms at which all have."""
+        whole, result, done = self._whole, dict[SyncedMemory, int](), 0.0
+        every = [each for kind in kinds for each in whole.alike[kind] if LATE in whole.arrays[each].start]
+        for memory in sorted(every, key=lambda each: (whole.arrays[each].start[LATE], whole.number[each])):
+            array = whole.arrays[memory]
+            done = max(done, whole.clock[array.start[LATE]]) + whole.times.copy_ms(array.size)
+            result[memory] = min(bisect_left(whole.clock, done), whole.turn)
+        return result, done
 
-    def _next(self, step: int) -> dict[SyncedMemory, float]:
-        """When, in ms, each is needed next, to be read or to make another of it."""
-        from blobmem.net.plan import kernels  # its compiler takes a while to import
+    def _changed(self, draws: random.Random, here: _Found) -> Setting:
+        """Evicted is something else that would spare time, or not something that is."""
+        spared, kinds = self._spared(draws, here), here.setting.away
+        which, more, less = draws.random(), list[Kind](), list[Kind]()
+        if spared and which < _ADDS:
+            more = draws.choices([*spared], weights=[*spared.values()], k=draws.choice(_CHANGES))
+        if kinds and which > 1 - _LEAVES:
+            less = draws.sample(sorted(kinds), k=1)
+        return here.setting._replace(away=(kinds | {*more}) - {*less})
 
-        gone = np.fromiter((memory in self._gone for memory in self._reads), bool, len(self._reads))
-        times = kernels.next_uses(step, self.whole.begins, *self._read, gone, *self._written, *self._taken)
-        return dict(zip(self._reads, times.tolist(), strict=True))
+    def _spared(self, draws: random.Random, here: _Found) -> dict[Kind, float]:
+        """What it would spare to evict others, for their bytes or for a lower power of these."""
+        whole, spared = self._whole, defaultdict[Kind, float](float)
+        for at in np.flatnonzero(here.spared > 0):
+            kind = whole.kind[self._numbered.arrays[at]]
+            if kind not in here.setting.away:
+                spared[kind] += float(here.spared[at])
+        power = draws.choice(_BYTES)
+        return {kind: ms / self._bytes(kind) ** power for kind, ms in sorted(spared.items())}
 
-    def _rows(self, at: int) -> list[tuple[int, int, int, bool]]:
-        """What a call of forward reads, as `kernels.next_uses` wants it."""
-        number, maker = self._number, self._maker
-        return [
-            (number[source] if maker.get(source) == made else -1, number.get(same, -1), made, stays)
-            for source, made, stays, same, _ in self.whole.inputs[at]
-        ]
+    def _bytes(self, kind: Kind) -> int:
+        return sum(self._whole.arrays[memory].size for memory in self._whole.alike[kind])
 
-    def _runs(self, memories: Iterable[SyncedMemory]) -> set[int]:
-        """The calls that make these of what is there."""
-        runs, waiting = set[int](), [self._maker[memory] for memory in memories]
-        while waiting:
-            at = waiting.pop()
-            if at not in runs:
-                runs.add(at)
-                waiting += self._sources(at)
-        return runs
+    def _revalued(self, draws: random.Random, here: _Found) -> Setting:
+        """Some arrays are worth more or less, or all by another power."""
+        setting = here.setting
+        if draws.random() < _OTHER_POWER:
+            low, high = _POWERS
+            return setting._replace(power=min(high, max(low, setting.power * draws.choice(_STEPS))))
+        worth = {**setting.worth}
+        for _ in range(draws.choice(_CHANGES)):
+            kind = draws.choice(self._numbered.kinds)
+            worth[kind] = worth.get(kind, 1.0) * draws.choice(_TIMES)
+        return setting._replace(worth=worth)
 
-    def _sources(self, at: int) -> list[int]:
-        """The calls whose outputs a call needs that are not there."""
-        return [
-            made
-            for source, made, stays, same, _ in self.whole.inputs[at]
-            if not (stays and source not in self._gone) and (same is None or same in self._gone)
-        ]
 
-    def _ms(self, runs: Iterable[int]) -> float:
-        whole, units = self.whole, dict[int, float]()
-        for at in runs:
-            unit = whole.unit[at]
-            units[unit] = max(units.get(unit, 0.0), whole.cost[at])
-        return sum(units.values())
+_ADDS, _LEAVES = 0.6, 0.55
+"""The parts of changes that evict more, and that evict something less; some do both."""
 
-    def _round(self, step: int, needed: set[SyncedMemory]) -> None:
-        """Make what a step needs and is gone."""
-        whole, targets = self.whole, [memory for memory in self._needed[step] if memory in self._gone]
-        gone, order = {*self._gone}, sorted(self._runs(targets))
-        ms = self._ms(order)
-        self.ms += ms
-        without = dict[SyncedMemory, set[int]]()
-        for memory in [memory for at in order for memory in self._makes.get(at, ())]:
-            if memory in gone and memory in whole.arrays and LATE in whole.arrays[memory].start:
-                self._gone.discard(memory)
-                without[memory] = self._runs(each for each in targets if each is not memory)
-                self.spared[memory] += ms - self._ms(without[memory])
-                self._gone.add(memory)
-        first, last = dict[SyncedMemory, int](), dict[SyncedMemory, int]()
-        for at in order:
-            for source, _, stays, same, _ in whole.inputs[at]:
-                if not (stays and source not in gone) and same is not None and same not in gone:
-                    source = same
-                first.setdefault(source, at)
-                last[source] = at
-        uses, made, held = self._next(step), set[SyncedMemory](), dict[SyncedMemory, int]()
-        other, fits = int(self._fixed[step] - whole.born[step]), True
-        ran = set[int]()
-        for at in order:
-            each = whole.again.uses.forward[at]
-            pinned = needed | {memory for memory, until in last.items() if until >= at}
-            coming = [memory for memory, since in first.items() if since == at]
-            self._fetch(coming, step, other + sum(held.values()), pinned)
-            if each.op in IN_PLACE:
-                for source in [source for source in held if last[source] == at and source in whole.reads[at]]:
-                    del held[source]
-            norm, finals = each.op in NORMS, {*self._makes.get(at, ())}  # whose top may be what it keeps
-            for memory, nbytes, optional in whole.writes[at]:
-                if memory in finals and memory in gone:
-                    continue
-                if not (optional or norm) or last.get(memory, -1) > at:
-                    held[memory] = nbytes
-            for memory in finals:
-                if memory in gone and (uses[memory] < math.inf or last.get(memory, -1) > at):
-                    held.pop(memory, None)
-                    self._have(memory)
-                    self._gone.discard(memory)
-                    self._forget(memory)
-                    made.add(memory)
-            took = 0.0 if whole.unit[at] in ran else whole.cost[at]
-            ran.add(whole.unit[at])
-            if not self._run(step, other + sum(held.values()) + whole.scratch[at], pinned, took) and fits:
-                fits = False
-                instead = [memory for memory, runs in without.items() if at not in runs]
-                self.short.update(sorted(instead, key=self._size.__getitem__)[:1])
-            for memory in [memory for memory in held if last.get(memory, -1) <= at]:
-                del held[memory]
-        use = self._reads[targets[0]].index(step)
-        self.rounds.append(Round(targets[0], use, made & self._there.keys(), gone))
+_CHANGES = (1, 1, 2, 4)
+"""How many kinds of arrays more are evicted, or worth something else, at a time."""
+
+_OTHER_POWER, _POWERS, _STEPS = 0.15, (0.1, 2.0), (0.7, 0.85, 1.2, 1.4)
+"""How often the power changes instead, between which, and how many times as much it is then."""
+
+_TIMES = (0.25, 0.5, 2.0, 4.0)
+"""How many times as much arrays are worth at a time."""
+
+_BYTES = (0.0, 0.5, 1.0)
+"""Powers of an array's bytes for which it spares so much."""

@@ -52,6 +52,12 @@ MANY = 1000
 PACKED = (1.0, 0.93, 0.87)
 """What part of the room rounds may take, as many arrays that come and go leave gaps."""
 
+FOUND = 3
+"""How many plans with rounds are made of what searches for these have found."""
+
+SEEMS = 1.1
+"""How many times as long as the best so far one of these may seem to take, as waits turn out shorter or longer."""
+
 GAPLESS = 1.1
 """How many times as long as its calls and those of its rounds a plan may take for the gaps in it to be few."""
 
@@ -234,16 +240,17 @@ def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
 
 def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[[], float]) -> Iterator[Way]:
     """Those with rounds, in less and less of the room until there are few gaps."""
-    away: Collection[SyncedMemory] = ()
-    walks = rounds.WALKS
+    near, walks = None, rounds.WALKS
     for part in PACKED:
-        found = rounds.walked(whole, int(part * room), away, walks)
-        if found.over > 0:
+        found = rounds.walked(whole, int(part * room), near, walks)
+        if found[0].over > 0:
             return
-        yield way_with(net, Less((), whole.held, found.rounds, apart))._replace(away={*found.away})
-        if best() <= GAPLESS * (whole.clock[-1] + found.ms):
+        for each in found[: FOUND if near is None else 1]:
+            if each.ms + whole.clock[-1] < SEEMS * best():
+                yield way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
+        if best() <= GAPLESS * (whole.clock[-1] + found[0].ms):
             return
-        away, walks = found.away, rounds.WALKS // 4
+        near, walks = found[0].setting, rounds.WALKS // 4
 
 
 def again_in(net: Net, made: Made) -> Again:
