@@ -22,7 +22,8 @@ holds without a limit is the need. PyTorch runs the same net, in the layout in w
 plain, the plain step as a CUDA graph, with `save_on_cpu(pin_memory=True)`, and checkpointed, between the layers where
 least is alive, in the fewest segments that hold no more than our limit (if none do, in those that hold least). MiB are
 peaks, by our statistics and by PyTorch's allocator. {BESIDE}
-Where the JSON has `torch_date`, PyTorch's figures are of that date, ours of a later one on a card of the same kind.
+Where the JSON has `torch_date`, PyTorch's figures are of that date, and ours at a limit of that limit's `date`, if it
+has one; the others are of a later one on a card of the same kind.
 
 | net, batch | math | need, MiB | ours, ms | PyTorch, MiB | ms | captured, MiB | ms | ours / captured |
 | --- | --- |{{bars}}
