@@ -429,7 +429,7 @@ def test_what_would_be_back_too_late_stays(in_turn, joined):
 def test_products_by_evicted_weights_are_made_in_pieces(monkeypatch, order):
     """The first while others are on their way; so the weights are never there as a whole."""
     monkeypatch.setattr(steps.Step, "launch", launch_late)
-    monkeypatch.setattr(products, "PIECE", 1 << 11)
+    monkeypatch.setattr(products, "PIECE", 1 << 13)
 
     def needed(exact):
         device = SimulatedDevice(1)
