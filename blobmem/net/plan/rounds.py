@@ -83,10 +83,14 @@ def walked(whole: Pass, room: int, near: Setting | None = None, walks: int = WAL
     """
     numbered = _Numbered(whole)
     settings = [Setting(power=power) for power in POWERS] if near is None else [near]
-    searches = [_Search(numbered, room, settings[at % len(settings)]) for at in range(len(REVALUED))]
+    searches = [_Search(numbered, room, each) for each in settings]
     walks = min(walks, FOR_EACH * len(whole.alike))
-    with ThreadPoolExecutor(len(searches)) as pool:
-        found = [*pool.map(lambda at: searches[at].improve(walks, REVALUED[at], at), range(len(searches)))]
+
+    def improved(seed: int) -> _Found:
+        return searches[seed % len(searches)].improved(walks, REVALUED[seed], seed)
+
+    with ThreadPoolExecutor(len(REVALUED)) as pool:
+        found = [*pool.map(improved, range(len(REVALUED)))]
     least = {each.rank: each for each in reversed(found)}
     return [searches[0].walked(least[rank]) for rank in sorted(least)]
 
@@ -232,10 +236,10 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """Walks, each by something else than what was found best by then.
+    """Walks, each by something else than one before.
 
     Attributes:
-        best: the best so far.
+        best: the first in which nothing that has to be evicted is not.
     """
 
     def __init__(self, numbered: _Numbered, room: int, setting: Setting) -> None:
@@ -248,22 +252,22 @@ class _Search:
             setting = self.best.setting
             self.best = self._walk(setting._replace(away=setting.away | short))
 
-    def improve(self, walks: int, revalued: float, seed: int) -> _Found:
+    def improved(self, walks: int, revalued: float, seed: int) -> _Found:
         """The best of so many walks more, by draws from the seed: simulated annealing (Kirkpatrick, Gelatt and Vecchi,
         Science 220, 1983), in which such a part of the steps is by what arrays are worth."""
-        draws, idle, here = random.Random(seed), 0, self.best
+        draws, idle, best, here = random.Random(seed), 0, self.best, self.best
         for at in range(walks):
-            if self.best.ms == 0 or idle == IDLE:
+            if best.ms == 0 or idle == IDLE:
                 break
             setting = self._revalued(draws, here) if draws.random() < revalued else self._changed(draws, here)
             if setting == here.setting:
                 continue
-            found, warm = self._walk(setting), WARM * self.best.ms * (1 - at / walks)
-            idle = 0 if found.rank < self.best.rank else idle + 1
-            self.best = min(self.best, found, key=lambda each: each.rank)
+            found, warm = self._walk(setting), WARM * best.ms * (1 - at / walks)
+            idle = 0 if found.rank < best.rank else idle + 1
+            best = min(best, found, key=lambda each: each.rank)
             if found.rank <= (here.over, here.ms + warm * draws.expovariate(1.0)):
                 here = found
-        return self.best
+        return best
 
     def walked(self, found: _Found) -> Walked:
         """The rounds of such a walk."""
