@@ -21,7 +21,7 @@ import numpy as np
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.dtypes import is_half
 from blobmem.errors import DeviceError
-from blobmem.ops.cuda import channels, conv_first
+from blobmem.ops.cuda import channels, conv_first, conv_slabs
 from blobmem.ops.cuda.algorithms import Key
 from blobmem.ops.cuda.conv_direct import (
     add,
@@ -33,6 +33,7 @@ from blobmem.ops.cuda.conv_direct import (
     take_channels_last,
 )
 from blobmem.ops.cuda.conv_plans import chosen, is_small, key_of, plan_ms, plan_of, room_of, within
+from blobmem.ops.cuda.conv_slabs import slabs_of
 from blobmem.ops.cuda.conv_small import Small, fits
 from blobmem.ops.cuda.cudnn import RELU, SUM, Plan
 from blobmem.ops.cuda.layout import (
@@ -86,12 +87,15 @@ def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turn
     wide = _wide(direction, x, w, window, device, room)
     if wide and (nbytes := wide.workspace_bytes(direction, device, room)):
         return nbytes
-    key = within(key_of(direction, device, x, w, *window), room, device)
-    return images + _plan_bytes(key, device, w, turned=turned)
+    key = key_of(direction, device, x, w, *window)
+    slabs = slabs_of(key, room, device)
+    return images + _plan_bytes(within(key, room, device), device, w, turned=turned) if slabs is None else slabs.nbytes
 
 
 def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, room: int | None = None, **window: Any) -> int:
-    return _plan_bytes(within(key_of("data", device, dx, w, **window), room, device), device, w)
+    key = key_of("data", device, dx, w, **window)
+    slabs = slabs_of(key, room, device)
+    return _plan_bytes(within(key, room, device), device, w) if slabs is None else slabs.nbytes
 
 
 def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool = False, room: int | None = None,
@@ -104,8 +108,9 @@ def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool
     wide = _wide("weights", x, dw, window, device, room)
     if wide and (nbytes := wide.workspace_bytes("weights", device, room)):
         return nbytes
-    key = within(key_of("weights", device, x, dw, *window), room, device)
-    return images + _plan_bytes(key, device, dw, accumulate)
+    key = key_of("weights", device, x, dw, *window)
+    slabs = slabs_of(key, room, device)
+    return images + _plan_bytes(within(key, room, device), device, dw, accumulate) if slabs is None else slabs.nbytes
 
 
 _FIRST = frozenset({"forward", "forward+bias", RELU})
@@ -176,8 +181,10 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
     ways = () if direction == "data" else _ways(x, w, window, device)
     runs: list[tuple[ArraySpec, ArraySpec, Window]] = [each[:3] for each in ways] or [(x, w, window)]
     room = attributes.get("room")
-    choices = [chosen(key_of(direction, device, x, w, *window), device, room) for x, w, window in runs]
-    return min((choice.ms for choice in choices if choice is not None), default=None)
+    keys = [key_of(direction, device, x, w, *window) for x, w, window in runs]
+    choices = [chosen(key, device, room) for key in keys]
+    known = [None if choice is None else choice.ms for choice in choices] + [conv_slabs.known_ms(keys[0], room, device)]
+    return min((ms for ms in known if ms is not None), default=None)
 
 
 def are_small(calls: Iterable[tuple[str, Sequence[Any], Mapping[str, Any]]], device: Any) -> tuple[bool, bool]:
@@ -250,7 +257,13 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
         return
     if images:
         x, ws = _turn_images(x, ws)
-    plan = plan_of(within(key_of(after.direction, x.device, x, w, *window), room, x.device), x.device)
+    key = key_of(after.direction, x.device, x, w, *window)
+    slabs = slabs_of(key, room, x.device)
+    if slabs is not None:
+        slabs.forward(x, w, y, key.pad[0], ws)
+        after.run(y, window[-1])
+        return
+    plan = plan_of(within(key, room, x.device), x.device)
     if turned and (plan is None or isinstance(plan, Small)):
         to_channels_first(w, w := _beside(w, ws))
     if plan is None:
@@ -300,7 +313,12 @@ def _run_forward(plan: Plan, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaA
 def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArray, ws: CudaArray | None,
                    window: Window, room: int | None = None) -> None:  # fmt: skip
     """dx from dy; with `b`, the outputs of a deconvolution of dy."""
-    plan = plan_of(within(key_of("data", dx.device, dx, w, *window), room, dx.device), dx.device)
+    key = key_of("data", dx.device, dx, w, *window)
+    slabs = slabs_of(key, room, dx.device)
+    if slabs is not None:
+        slabs.backward_data(dy, w, dx, key.pad[0], ws)
+        return
+    plan = plan_of(within(key, room, dx.device), dx.device)
     if plan is None:
         direct_backward_data(dy, w, b, dx, **_keywords(window))
         return
@@ -324,7 +342,12 @@ def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray 
         return
     if images:
         x, ws = _turn_images(x, ws)
-    plan = plan_of(within(key_of("weights", x.device, x, dw, *window), room, x.device), x.device)
+    key = key_of("weights", x.device, x, dw, *window)
+    slabs = slabs_of(key, room, x.device)
+    if slabs is not None:
+        slabs.backward_weights(x, dy, dw, key.pad[0], ws, accumulate)
+        return
+    plan = plan_of(within(key, room, x.device), x.device)
     turns = weights_turn(dw.shape, window[-1])
     if plan is None:
         direct_backward_weights(x, dy, dw, accumulate=accumulate, **_keywords(window))

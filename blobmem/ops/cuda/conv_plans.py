@@ -97,14 +97,16 @@ def plan_ms(key: Key, device: Any) -> float | None:
     else:
         if _is_beyond(key, device) or plan_of(key, device) is None:
             return None
-        choice = algorithms.registry(device.model, device.library("cudnn", Cudnn).version, key.math).find(key)
+        registry = algorithms.registry(device.model, device.library("cudnn", Cudnn).version, key.math)
+        less = _in_less(key, device)
+        choice = registry.find(key) or (None if less is None else registry.find(less))
     return None if choice is None or choice.plan == DIRECT else choice.ms
 
 
 def chosen(key: Key, device: Any, room: int | None = None) -> Choice | None:
     """What was chosen for a key on a GPU of the device's model, if it was; where that takes more workspace than there
     is room for, what was chosen for that room, if it is known. Nothing is searched for."""
-    choice = algorithms.predict(device.model, key.math, key)
+    choice = _predicted(key, device)
     if room is not None and choice is not None and choice.workspace > room:
         return algorithms.predict(device.model, key.math, key._replace(room=room)) or choice
     return choice

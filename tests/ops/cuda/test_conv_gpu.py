@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from cuda_devices import TF32_GPU, make_gpu, needs_gpu
 
+from blobmem import dtypes
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import algorithms, conv, conv_plans, conv_search
 from blobmem.ops.cuda.conv_direct import noise
-from blobmem.ops.cuda.cudnn import FUSED, RELU, Cudnn
+from blobmem.ops.cuda.cudnn import FUSED, RELU, Cudnn, Plan
 from blobmem.ops.cuda.layout import aligned, in_layout
 from blobmem.ops.registry import ArraySpec, table
 
@@ -248,6 +249,34 @@ def test_few_channels_are_widened_or_folded(cuda, monkeypatch, rng, folded, orde
     np.testing.assert_allclose(np.moveaxis(got, -1, 1), theirs, rtol=0, atol=2e-3 * np.abs(theirs).max())
     got = cuda.run("conv_backward_weights", mine, last, w, layout=order, accumulate=True, **window)[2]
     np.testing.assert_allclose(got, dw, rtol=0, atol=2e-3 * np.abs(dw).max())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cuda", [TF32_GPU], indirect=True)
+@pytest.mark.parametrize("op", ["conv_forward", "conv_backward_data", "conv_backward_weights"])
+def test_an_image_in_slabs(cuda, rng, monkeypatch, op, dtype):
+    """To the numbers of the whole image; with `-s` the times of both, and of the plan that slabs replace."""
+    dtype, device = dtypes.of(dtype), cuda.device
+    window = {"stride": (1, 1, 1), "pad": (2, 2, 2), "dilation": (1, 1, 1), "group": 1}
+    shapes = (1, 32, 32, 64, 64), (32, 32, 5, 5, 5), (32,), (1, 32, 32, 64, 64)
+    x, w, b, y = (rng.normal(size=shape).astype(dtype) for shape in shapes)
+    operands = {"conv_forward": (x, w, b, y), "conv_backward_data": (y, w, x), "conv_backward_weights": (x, y, w)}[op]
+    window |= {"accumulate": True} if op == "conv_backward_weights" else {}
+    at, specs = {"conv_forward": 3}.get(op, 2), [ArraySpec.of(each) for each in operands]
+    usual = table("cuda")[op].workspace_bytes(*specs, device=device, **window)
+    theirs = cuda.run(op, *operands, **window)[at]
+    if usual <= 32 << 20:
+        pytest.skip("the usual plan takes little workspace")
+    room, ran = usual - (8 << 20), []
+    plan_run = Plan.run
+    monkeypatch.setattr(Plan, "run", lambda self, *given: (ran.append(self.name), plan_run(self, *given))[1])
+    assert 0 < table("cuda")[op].workspace_bytes(*specs, device=device, room=room, **window) <= room
+    mine = cuda.run(op, *operands, room=room, **window)[at]
+    tolerance = 2e-2 if dtypes.is_half(dtype) else 2e-3
+    np.testing.assert_allclose(
+        mine.astype(np.float64), theirs.astype(np.float64), rtol=0, atol=tolerance * np.abs(theirs).max()
+    )
+    print(op, dtype, f"{usual} bytes, {room} with little room, by {ran}")
 
 
 def test_host_time_of_a_call():
