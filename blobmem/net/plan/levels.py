@@ -20,7 +20,7 @@ from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.divisions import longer, runs_abreast
 from blobmem.net.plan.evict import SLACK, lingering, loads
-from blobmem.net.plan.fitting import EARLY, fitting, forward_fitting, room_of, settle
+from blobmem.net.plan.fitting import fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
 from blobmem.net.plan.state import content_of, whiles_of, with_moved
@@ -50,6 +50,10 @@ LITTLE = 8
 
 SOME = 0.75
 """The part of little state that is tried, once, with updates where they are."""
+
+SOONER = (0.97, 0.91, 0.83, 0.76)
+"""What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
+between them take the rest."""
 
 WORTH = 1.03
 """How many times as long as reckoned a plan that evicts state counts as taking: it has to be better by that."""
@@ -245,9 +249,9 @@ def _first(candidates: Sequence[_Candidate], part: float) -> tuple[_Candidate, .
 
 def _sooner(net: Net, made: Made) -> Made:
     """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
-    room, times = room_of(net, made), Times(net.device)
+    room, times, best = room_of(net, made), Times(net.device), made
     net._have(made)
-    for part in (EARLY, EARLY**3, EARLY**9):  # there are gaps
+    for part in SOONER:
         early, in_backward = _moves(made, int(part * room), times)
         if not early and not in_backward:
             break
@@ -255,34 +259,38 @@ def _sooner(net: Net, made: Made) -> Made:
         schedules = net._scheduled(forward, backward, made.passing)
         drawn = draft(net, schedules, made.kept)
         drawn.enough = room if made.sliced is not None else 0
-        drawn = lingering(drawn, times, int(part * room))
-        if drawn.layout.nbytes <= room:
-            remade, ms = moved(made.remade, position), reckon(drawn, times).ms
-            found = dataclasses.replace(
-                made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=drawn, ms=ms
-            )
-            return min(made, found, key=_rank)
-    return made
+        for each in (lingering(drawn, times, int(part * room)), drawn):
+            if each.layout.nbytes <= room:
+                remade, ms = moved(made.remade, position), reckon(each, times).ms
+                found = dataclasses.replace(
+                    made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=each, ms=ms
+                )
+                best = min(best, found, key=_rank)
+                break
+    return best
 
 
 def _moves(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[int, int]]:
     """Of forward and of backward, from where to before which call what fetches state is to go.
 
-    Copies follow one another, each as late as will do.
+    Copies follow one another, each as late as will do. Where there is no room for that those that are needed first are
+    the first to have it.
     """
     load, units = loads(made.places), [*chain(*made.places.units)]
     turn, result = len(made.places.units[0]), (dict[int, int](), dict[int, int]())
     begins = np.cumsum([0, *(0 if unit.calls[-1].op in COPIES else times.ms(unit.calls[-1]) for unit in units)])
-    least, latest = _earliest(units, turn), math.inf
-    for at in reversed(range(len(units))):
-        fetched = units[at].calls[-1]
-        if fetched.op != "fetch":
-            continue
-        size = round_up(fetched.operand(0).view.nbytes, ALIGNMENT)
-        latest, step = min(latest, float(begins[at]) - SLACK) - times.copy_ms(size), at
-        while step > least.get(at, at) and begins[step] > latest and load[step - 1] + size <= room:
+    fetches = [at for at, unit in enumerate(units) if unit.calls[-1].op == "fetch"]
+    sizes = {at: round_up(units[at].calls[-1].operand(0).view.nbytes, ALIGNMENT) for at in fetches}
+    wanted, latest = dict[int, float](), math.inf
+    for at in reversed(fetches):
+        wanted[at] = latest = min(latest, float(begins[at]) - SLACK) - times.copy_ms(sizes[at])
+    least, before = _earliest(units, turn), 0
+    for at in fetches:
+        step, first = at, max(before, least.get(at, at))
+        while step > first and begins[step] > wanted[at] and load[step - 1] + sizes[at] <= room:
             step -= 1
-            load[step] += size
+            load[step] += sizes[at]
+        before = step
         if step < at:
             result[at >= turn][units[at].start] = units[step].start
     return result
