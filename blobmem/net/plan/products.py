@@ -15,7 +15,7 @@ from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
 from blobmem.ops.call import Call, Operand, call, like, overwrite, read
 
-PIECE = 16 << 20
+PIECE = 8 << 20
 """Bytes of an array that come, or come and go, at a time; of larger ones equal parts."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Container, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from itertools import chain
 from typing import NamedTuple
 
@@ -79,7 +79,8 @@ def spread(
         evicted: the memories.
         times: of calls.
         over: which part of the time that there is after them they are spread over, for pieces to come and go all the
-            while; 0 if they come one right after another, so that gradients do not last.
+            while; 0 if they come one right after another, so that gradients do not last, and each right behind the
+            gradient of the data by its piece, which need not come twice then.
         free: memories of gradients that may be made in pieces, too, each before its update.
     """
     updates = [
@@ -87,7 +88,8 @@ def spread(
         for at, each in enumerate(backward)
         if each.op in UPDATES and not evicted.isdisjoint(memories([each]))
     ]
-    made = _Gradients(backward, free)
+    products = {} if over else _products_in_pieces(backward, evicted)
+    made = _Gradients(backward, free, products)
     pieces = [(at, piece) for at, each in updates for piece in _in_pieces(each, evicted)]
     if not pieces:
         return Spread([*backward], [], set())
@@ -98,6 +100,8 @@ def spread(
         done += size
         wanted = begin + over * (begins[-1] - begin) * done / all_of_it
         to = next(to for to in joints if to == len(backward) or (to > at and begins[to] >= wanted))
+        if made.is_in_pieces(piece):
+            to = products.get((piece.operand(1).memory, piece.operand(1).part), to - 1) + 1
         for each in made.with_piece(piece):
             each.layer = backward[to - 1].layer
             put[to].append(each)
@@ -110,20 +114,42 @@ def spread(
     return Spread(calls, made.arrays, made.absent)
 
 
+def _products_in_pieces(
+    backward: Sequence[Call], evicted: Container[SyncedMemory]
+) -> dict[tuple[SyncedMemory, tuple[int, int] | None], int]:
+    """Where gradients of data are made by a piece each of evicted weights, by these and the piece, if nothing else but
+    updates uses the weights."""
+    found, others = dict[tuple[SyncedMemory, tuple[int, int] | None], int](), set[SyncedMemory]()
+    for at, each in enumerate(backward):
+        weights = each.operand(1) if each.op == "inner_product_backward_data" else None
+        if weights is not None and weights.part is not None and weights.memory in evicted:
+            found[weights.memory, weights.part] = at
+        elif each.op not in UPDATES:
+            others.update(memories([each]))
+    return {key: at for key, at in found.items() if key[0] not in others}
+
+
 class _Gradients:
     """Gradients of inner products that are made in pieces, each right before its part of the update.
 
     Args:
         backward: the calls.
         free: memories of gradients that nobody but these calls uses.
+        products: where calls use pieces of weights, whose columns of what comes from behind serve these, too.
 
     Attributes:
         instead: by position, what is in place of the calls that would make these.
         arrays, absent: as of `Spread`.
     """
 
-    def __init__(self, backward: Sequence[Call], free: Container[SyncedMemory]) -> None:
+    def __init__(
+        self,
+        backward: Sequence[Call],
+        free: Container[SyncedMemory],
+        products: Mapping[tuple[SyncedMemory, tuple[int, int] | None], int],
+    ) -> None:
         self._backward, self._of = backward, dict[SyncedMemory, tuple[Call, Sequence[Blob]]]()
+        self._products = products
         self.instead: dict[int, list[Call]] = {}
         self.arrays: list[Blob] = []
         self.absent: set[SyncedMemory] = set()
@@ -149,6 +175,11 @@ class _Gradients:
         whole = gradient.memory is memory and gradient.part is None and gradient.intent is Intent.OVERWRITE
         return whole and self._last_write.get(x.memory, -1) < at
 
+    def is_in_pieces(self, update: Call) -> bool:
+        """Whether the gradient of a piece of an update is made in pieces."""
+        gradient = update.operand(0)
+        return gradient.part is not None and gradient.memory in self._makers
+
     def with_piece(self, update: Call) -> list[Call]:
         """A piece of an update, behind what makes its part of the gradient, if that is made in pieces."""
         gradient = update.operand(0)
@@ -156,7 +187,7 @@ class _Gradients:
             return [update]
         (index, count), memory = gradient.part, gradient.memory
         if memory not in self._of:
-            self._divide(memory, count)
+            self._divide(memory, update.operand(1).memory, count)
         maker, dys = self._of[memory]
         x, _, whole = maker.operands
         assert whole is not None
@@ -170,14 +201,17 @@ class _Gradients:
             dataclasses.replace(update, operands=operands),
         ]
 
-    def _divide(self, memory: SyncedMemory, count: int) -> None:
-        """Have the columns of what comes from behind taken apart in place of the call that makes the gradient."""
+    def _divide(self, memory: SyncedMemory, weights: SyncedMemory, count: int) -> None:
+        """Have the columns of what comes from behind taken apart in place of the call that makes the gradient, if they
+        are not."""
         at = self._makers[memory]
         maker = self._backward[at]
-        dys = columns_of(maker.operand(1), count)
-        self.instead[at] = [taken_apart(maker, maker.operand(1), dys)]
+        users = [self._products.get((weights, (index, count))) for index in range(count)]
+        there = [self._backward[each].operand(0).blob for each in users if each is not None]
+        dys = there or columns_of(maker.operand(1), count)
+        self.instead[at] = [] if there else [taken_apart(maker, maker.operand(1), dys)]
         self._of[memory] = maker, dys
-        self.arrays += dys
+        self.arrays += [] if there else dys
         self.absent.add(memory)
 
 

@@ -427,7 +427,7 @@ def test_what_would_be_back_too_late_stays(in_turn, joined):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_products_by_evicted_weights_are_made_in_pieces(monkeypatch, order):
-    """The first while others are on their way; so the weights are never there as a whole."""
+    """The first while others are on their way; so the weights are never there as a whole. Backward each comes once."""
     monkeypatch.setattr(steps.Step, "launch", launch_late)
     monkeypatch.setattr(products, "PIECE", 1 << 13)
 
@@ -454,6 +454,8 @@ def test_products_by_evicted_weights_are_made_in_pieces(monkeypatch, order):
         assert len(made) > 4 and len(come) > 4 and made[0] < come[-1]
         back = [call for call in backward if call.op == "inner_product_backward_data" and call.layer_name == name]
         assert len(back) > 4
+        come = [call for call in backward if call.op == "fetch" and call.attributes["home"] is weights]
+        assert len(come) == len({call.attributes["start"] for call in come}) > 4  # once for that and the update
 
 
 def test_fewer_and_longer_slices_are_tried_where_updates_are_spread(monkeypatch):
