@@ -55,7 +55,7 @@ SOONER = (0.97, 0.91, 0.83, 0.76)
 """What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
 between them take the rest."""
 
-WORTH = 1.03
+WORTH = 1.02
 """How many times as long as reckoned a plan that evicts state counts as taking: it has to be better by that."""
 
 
@@ -251,30 +251,41 @@ def _sooner(net: Net, made: Made) -> Made:
     """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
     room, times, best = room_of(net, made), Times(net.device), made
     net._have(made)
-    for part in SOONER:
-        early, in_backward = _moves(made, int(part * room), times)
-        if not early and not in_backward:
-            break
-        (forward, position), (backward, _) = with_moved(made.forward, early), with_moved(made.backward, in_backward)
-        schedules = net._scheduled(forward, backward, made.passing)
-        drawn = draft(net, schedules, made.kept)
-        drawn.enough = room if made.sliced is not None else 0
-        for each in (lingering(drawn, times, int(part * room)), drawn):
-            if each.layout.nbytes <= room:
-                remade, ms = moved(made.remade, position), reckon(each, times).ms
-                found = dataclasses.replace(
-                    made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=each, ms=ms
-                )
+    for last_first in (False, True):
+        before = math.inf
+        for part in SOONER:
+            found = _with_state_sooner(net, made, int(part * room), times, last_first)
+            if found is not None:
                 best = min(best, found, key=_rank)
-                break
+                if found.ms >= before:
+                    break  # gaps are no more what is in the way
+                before = found.ms
     return best
 
 
-def _moves(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[int, int]]:
+def _with_state_sooner(net: Net, made: Made, room: int, times: Times, last_first: bool) -> Made | None:
+    """The calls, with state fetched before it is needed where all takes no more than that then, if it has places."""
+    early, in_backward = _moves(made, room, times, last_first)
+    if not early and not in_backward:
+        return None
+    (forward, position), (backward, _) = with_moved(made.forward, early), with_moved(made.backward, in_backward)
+    schedules = net._scheduled(forward, backward, made.passing)
+    drawn = draft(net, schedules, made.kept)
+    drawn.enough = room_of(net, made) if made.sliced is not None else 0
+    for each in (lingering(drawn, times, room), drawn):
+        if each.layout.nbytes <= room_of(net, made):
+            remade, ms = moved(made.remade, position), reckon(each, times).ms
+            return dataclasses.replace(
+                made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=each, ms=ms
+            )
+    return None
+
+
+def _moves(made: Made, room: int, times: Times, last_first: bool) -> tuple[dict[int, int], dict[int, int]]:
     """Of forward and of backward, from where to before which call what fetches state is to go.
 
     Copies follow one another, each as late as will do. Where there is no room for that those that are needed first are
-    the first to have it.
+    the first to have it, or those that are needed last.
     """
     load, units = loads(made.places), [*chain(*made.places.units)]
     turn, result = len(made.places.units[0]), (dict[int, int](), dict[int, int]())
@@ -285,12 +296,12 @@ def _moves(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[in
     for at in reversed(fetches):
         wanted[at] = latest = min(latest, float(begins[at]) - SLACK) - times.copy_ms(sizes[at])
     least, before = _earliest(units, turn), 0
-    for at in fetches:
+    for at in reversed(fetches) if last_first else fetches:
         step, first = at, max(before, least.get(at, at))
         while step > first and begins[step] > wanted[at] and load[step - 1] + sizes[at] <= room:
             step -= 1
             load[step] += sizes[at]
-        before = step
+        before = 0 if last_first else step
         if step < at:
             result[at >= turn][units[at].start] = units[step].start
     return result

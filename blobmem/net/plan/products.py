@@ -88,9 +88,12 @@ def _part(operand: Operand | None, index: int, count: int) -> Operand | None:
     return None if operand is None else dataclasses.replace(operand, part=(index, count), shape=None)
 
 
-def pieces_of(*arrays: Operand) -> int:
-    """Into how many equal parts arrays are divided together, of which the first is the largest: 1 if it is small."""
-    counts = range(1, arrays[0].nbytes // PIECE + 1)
+def pieces_of(*arrays: Operand, larger: int = 1) -> int:
+    """Into how many equal parts arrays are divided together, of which the first is the largest: 1 if it is small.
+
+    Parts are of `PIECE`, or so many times as large.
+    """
+    counts = range(1, arrays[0].nbytes // (PIECE * larger) + 1)
     return max((count for count in counts if all(_may_divide(each, count) for each in arrays)), default=1)
 
 

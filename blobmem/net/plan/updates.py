@@ -21,6 +21,9 @@ from blobmem.net.plan.products import columns_of, pieces_of, taken_apart
 from blobmem.net.plan.times import Times
 from blobmem.ops.call import Call, memories, read
 
+ALONE = 2
+"""Pieces that come and go for an update alone are so many times as large as those whose gradients are made, too."""
+
 
 def gradients_first(backward: Sequence[Call], evicted: Set[SyncedMemory]) -> list[Call]:
     """The calls of backward, with gradients of data that take a large evicted parameter before the same layer's others:
@@ -90,7 +93,7 @@ def spread(
     ]
     products = {} if over else _products_in_pieces(backward, evicted)
     made = _Gradients(backward, free, products)
-    pieces = [(at, piece) for at, each in updates for piece in _in_pieces(each, evicted)]
+    pieces = [(at, piece) for at, each in updates for piece in _in_pieces(each, evicted, made.may_be_in_pieces(each))]
     if not pieces:
         return Spread([*backward], [], set())
     sizes = [sum(each.nbytes for each in piece.present() if each.memory in evicted) for _, piece in pieces]
@@ -175,15 +178,18 @@ class _Gradients:
         whole = gradient.memory is memory and gradient.part is None and gradient.intent is Intent.OVERWRITE
         return whole and self._last_write.get(x.memory, -1) < at
 
+    def may_be_in_pieces(self, update: Call) -> bool:
+        """Whether what an update's gradient is made by may be taken apart as the update is."""
+        return update.operand(0).memory in self._makers
+
     def is_in_pieces(self, update: Call) -> bool:
         """Whether the gradient of a piece of an update is made in pieces."""
-        gradient = update.operand(0)
-        return gradient.part is not None and gradient.memory in self._makers
+        return update.operand(0).part is not None and self.may_be_in_pieces(update)
 
     def with_piece(self, update: Call) -> list[Call]:
         """A piece of an update, behind what makes its part of the gradient, if that is made in pieces."""
         gradient = update.operand(0)
-        if gradient.part is None or gradient.memory not in self._makers:
+        if gradient.part is None or not self.is_in_pieces(update):
             return [update]
         (index, count), memory = gradient.part, gradient.memory
         if memory not in self._of:
@@ -225,11 +231,11 @@ def apart(calls: Sequence[Call], joints: Sequence[int], evicted: Container[Synce
     return sorted({*joints, *chain.from_iterable((at, at + 1) for at in pieces)})
 
 
-def _in_pieces(update: Call, evicted: Container[SyncedMemory]) -> list[Call]:
-    """An update as several, of equal parts of its arrays."""
+def _in_pieces(update: Call, evicted: Container[SyncedMemory], with_gradient: bool) -> list[Call]:
+    """An update as several, of equal parts of its arrays; smaller ones if its gradient is made in these, too."""
     largest = max((each for each in update.present() if each.memory in evicted), key=lambda each: each.view.nbytes)
     alike = all(operand.blob.shape == largest.blob.shape for operand in update.present())
-    count = pieces_of(largest) if alike else 1
+    count = pieces_of(largest, larger=1 if with_gradient else ALONE) if alike else 1
     return [
         dataclasses.replace(
             update,
