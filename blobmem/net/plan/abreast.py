@@ -241,13 +241,16 @@ class _Up(_Stretches):
         self._waiting = {}
 
     def _make_for(self, each: Call) -> None:
-        """Make what waits and the call reads, or is made of what it changes, but what it goes on with in place."""
+        """Make what waits where the call reads any of it, or changes what it is made of, but for what the call goes on
+        with in place."""
         used, changed = {*memories([each])}, {*each.written_memories()}
         large = {operand.memory for operand in by_item(each)} if each.op != _NORM else used
         for memory, waiting in [*self._waiting.items()]:
             sources = {source for maker in waiting for source in maker.read_memories()}
+            made = {result for maker in waiting for result in maker.written_memories()}
             goes_on = large == {memory} and each.op != _NORM
-            if (memory in used and not goes_on) or not changed.isdisjoint((sources | {*memories(waiting)}) - {memory}):
+            read_here = used & (made - {memory} if goes_on else made)
+            if read_here or not changed.isdisjoint((sources | {*memories(waiting)}) - {memory}):
                 self.stretches[-1].inside.extend(self._waiting.pop(memory))
 
     def _made_twice(self, inside: list[Call], x: Operand) -> tuple[Call | None, Operand]:

@@ -130,6 +130,15 @@ def test_numbers_are_those_of_the_whole_batch(make, abreast, number, twice):
             np.testing.assert_allclose(one.cpu_data(), other.cpu_data(), rtol=1e-5, atol=1e-6)
 
 
+def test_the_input_of_a_batch_norm_that_others_read_is_there_for_them(make, abreast):
+    """Though it is made anew only when somebody reads it, as it is made twice."""
+    text = DATA + conv("c", "data", outputs=8) + layer("BatchNorm", "n", "c", "n") + conv("z", "c", outputs=8)
+    text += norm("z", scale=False) + conv("e", "z") + loss("e")
+    expected = whole(text, make)
+    abreast(2, twice=0)
+    assert_close(iterate(made(text, make(), "train")), expected)
+
+
 def made_whole(make):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(levels, "fit", lambda net, usual: usual)
