@@ -287,6 +287,28 @@ def test_state_is_fetched_as_early_as_its_copies_want(monkeypatch):
     assert early[1] > early[0]
 
 
+def test_state_has_room_in_the_better_of_both_orders(monkeypatch):
+    """What is needed first the first to have it, or what is needed last."""
+    sooner, moves, seen = levels._sooner, levels._moves, list[tuple[float, ...]]()
+
+    def compared(net, given):
+        ms = list[float]()
+        for order in (False, True):
+            monkeypatch.setattr(levels, "_moves", lambda *args, order=order: moves(*args[:-1], order))
+            ms.append(sooner(net, given).ms)
+        monkeypatch.setattr(levels, "_moves", moves)
+        best = sooner(net, given)
+        seen.append((best.ms, *ms))
+        return best
+
+    monkeypatch.setattr(levels, "_sooner", compared)
+    monkeypatch.setattr(times, "LINK", 1e10)
+    for more in (0, 0.1):
+        solver(SimulatedDevice(int(least() + more * (unlimited()[0] - least())))).step(1)
+    assert all(best == min(first, last) for best, first, last in seen)
+    assert any(first < last for _, first, last in seen) and any(last < first for _, first, last in seen)
+
+
 def test_updates_after_backward_have_the_next_one_fetched_meanwhile():
     """Where there is room for both; but not what the one before has still to write."""
     device = SimulatedDevice()
