@@ -246,11 +246,10 @@ class _Up(_Stretches):
         used, changed = {*memories([each])}, {*each.written_memories()}
         large = {operand.memory for operand in by_item(each)} if each.op != _NORM else used
         for memory, waiting in [*self._waiting.items()]:
-            sources = {source for maker in waiting for source in maker.read_memories()}
             made = {result for maker in waiting for result in maker.written_memories()}
             goes_on = large == {memory} and each.op != _NORM
             read_here = used & (made - {memory} if goes_on else made)
-            if read_here or not changed.isdisjoint((sources | {*memories(waiting)}) - {memory}):
+            if read_here or not changed.isdisjoint({*memories(waiting)} - {memory}):
                 self.stretches[-1].inside.extend(self._waiting.pop(memory))
 
     def _made_twice(self, inside: list[Call], x: Operand) -> tuple[Call | None, Operand]:

@@ -188,9 +188,10 @@ class _Gradients:
 
     def with_piece(self, update: Call) -> list[Call]:
         """A piece of an update, behind what makes its part of the gradient, if that is made in pieces."""
-        gradient = update.operand(0)
-        if gradient.part is None or not self.is_in_pieces(update):
+        if not self.is_in_pieces(update):
             return [update]
+        gradient = update.operand(0)
+        assert gradient.part is not None
         (index, count), memory = gradient.part, gradient.memory
         if memory not in self._of:
             self._divide(memory, update.operand(1).memory, count)
