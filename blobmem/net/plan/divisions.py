@@ -76,6 +76,7 @@ class Divisions:
 
     def __init__(self, net: Net, room: int, good: float) -> None:
         self._net, self._room, self._good, self.best = net, room, good, math.inf
+        self._to_the_end = set[tuple[int, int]]()  # the beginnings and numbers of those that were tried
 
     def ways(self, given: Sequence[Division]) -> Iterator[Way]:
         """Those that are `given`; if none is, the fewest slices first, those that are reckoned to fit into the room
@@ -110,16 +111,25 @@ class Divisions:
             yield _way_in_slices(net, usual, min(tried, key=itemgetter(0))[1], self._room, 0.0)
 
     def _both(self, usual: Made, division: Division) -> Iterator[Way]:
+        """The calls so divided; first, once for each beginning, with slices to the end, each with its gradients."""
+        first, _, count = division
+        if (first, count) not in self._to_the_end:
+            self._to_the_end.add((first, count))
+            yield from self._divided(usual, (first, len(self._net.layer_names) - 1, count), True)
+        yield from self._divided(usual, division, False)
+
+    def _divided(self, usual: Made, division: Division, at_once: bool) -> Iterator[Way]:
         """The usual calls so divided, and with more made anew of what layers beside these make, where that does."""
+        first, last, count = division
         tried, failed = set[tuple[Any, ...]](), False  # the rooms that convolutions had
-        for made in (usual, self._with_anew(*division[:2])):
+        for made in (usual, self._with_anew(first, last)):
             if made.anew or usual.anew:
                 tried, failed = set(), False
             elif failed:
                 continue  # these are just the same calls
             self._net._have(made)
             slicer = _slicer(self._net, made)
-            found = slicer.sliced(*division)
+            found = slicer.at_once(first, count) if at_once else slicer.sliced(first, last, count)
             if found is None:
                 continue
             calls = _InSlices(self._net, made, found, self._room)
@@ -135,7 +145,8 @@ class Divisions:
                     break
                 yield way
                 if self.best < before:
-                    yield from self._with_kept(made, slicer, division, found.nbytes, way)
+                    if not at_once:
+                        yield from self._with_kept(made, slicer, division, found.nbytes, way)
                     break
 
     def _with_kept(self, made: Made, slicer: Slicer, division: Division, nbytes: int, way: Way) -> Iterator[Way]:

@@ -31,7 +31,9 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
         ),
         ((0, 1), (2,)),
     ),
-    **dict.fromkeys(("bias_forward", "dropout_backward", "prelu_forward", "scale_backward_data"), ((0,), (2,))),
+    **dict.fromkeys(
+        ("bias_forward", "dropout_backward", "multiply", "prelu_forward", "scale_backward_data"), ((0,), (2,))
+    ),
     **dict.fromkeys(("elu_backward", "power_backward"), ((0, 1, 2), (3,))),
     "axpy_forward": ((1, 2), (3,)),
     "softmax_loss_backward": ((0,), (4,)),

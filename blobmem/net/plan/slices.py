@@ -16,6 +16,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence, S
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
@@ -26,7 +28,7 @@ from blobmem.net.plan.parts import Divider, Paused, divides, is_of, turned_of
 from blobmem.net.plan.times import COPIES
 from blobmem.net.plan.uses import Remade, moved
 from blobmem.net.schedule import first_uses
-from blobmem.ops.call import Call, Operand, begins_sum, call, like, memories, overwrite, read
+from blobmem.ops.call import Call, Operand, begins_sum, call, like, memories, overwrite, read, redirected
 
 _SMALL = 1 / 8
 """Of the largest array within a run, what another may have that backward reads, to be kept whole instead of made anew:
@@ -67,6 +69,9 @@ LOSSES: dict[str, tuple[tuple[int, ...], int]] = {
 
 _ABREAST = frozenset({"batch_norm_forward", "batch_norm_backward", "batch_norm_scale_backward"})
 """Ops that take no slices one after the other, but such as go abreast (`plan.abreast`)."""
+
+_IMAGE = 4
+"""Axes of an array that may lie channels last."""
 
 Division = tuple[int, int, int]
 """The first and the last layer of a run, and into how many slices it divides the batch."""
@@ -143,7 +148,7 @@ def _stands_aside(each: Call) -> bool:
     return each.op in ("fill", "fill_scaled", "batch_norm_settle", "batch_norm_gradients", *UPDATES)
 
 
-class _Stretch(NamedTuple):
+class Stretch(NamedTuple):
     """The calls of a run from `start` to before `stop`: those that are divided, and what runs before and after them."""
 
     start: int
@@ -190,6 +195,7 @@ class Slicer:
         self._forward, self._backward, self._remade = forward, backward, remade
         self._free, self._ops = free, ops
         last = [*channels_last(forward), *channels_last(backward)] if images_last else []
+        self._images_last = images_last
         self._turned = turned_of(last)
 
     def _around(self, layer: int) -> range:
@@ -247,29 +253,42 @@ class Slicer:
     def sliced(self, first: int, last: int, count: int, kept: int = 0) -> Sliced | None:
         """The calls with layers first to last in so many slices, of which so many are kept for backward; None where
         arrays do not allow it."""
+        found = self._stretches(first, last, count)
+        made = None if found is None else Run(self, *found, count, kept).made()
+        return None if made is None else made._replace(layers=(first, last))
+
+    def at_once(self, first: int, count: int) -> Sliced | None:
+        """The calls with layers from `first` on to the last in so many slices, gradients right behind each (`AtOnce`);
+        None where these, or arrays, do not allow it."""
+        last = max((each.layer for each in self._forward), default=first)
+        found = self._stretches(first, last, count)
+        made = None if found is None else AtOnce(self, *found, count, 0).made()
+        return None if made is None else made._replace(layers=(first, last))
+
+    def _stretches(self, first: int, last: int, count: int) -> tuple[Stretch, Stretch] | None:
+        """The calls of these layers forward and backward, if they can be divided into so many slices."""
         ahead, back = self._stretch(self._forward, first, last), self._stretch(self._backward, first, last)
         if ahead is None or back is None:
             return None
         items = self._items(ahead.inside)
         if items % count or not is_regular([*ahead.inside, *back.inside], items):
             return None
-        made = _Run(self, ahead, back, count, kept).made()
-        return None if made is None else made._replace(layers=(first, last))
+        return ahead, back
 
     def _items(self, calls: Iterable[Call]) -> int:
         shapes = (operand.blob.shape for each in calls for operand in by_item(each))
         return next((shape[0] for shape in shapes if shape), 1)
 
-    def _stretch(self, calls: Sequence[Call], first: int, last: int) -> _Stretch | None:
+    def _stretch(self, calls: Sequence[Call], first: int, last: int) -> Stretch | None:
         """The calls of these layers, if they stand together and what is not divided may run before or after them."""
         at = [index for index, each in enumerate(calls) if first <= each.layer <= last]
         while at and not may_divide(calls[at[-1]], self._ops):
             at.pop()
         if not at:
-            return _Stretch(len(calls), len(calls), [], [], [])
+            return Stretch(len(calls), len(calls), [], [], [])
         if at[-1] - at[0] + 1 != len(at):
             return None
-        result = _Stretch(at[0], at[-1] + 1, [], [], [])
+        result = Stretch(at[0], at[-1] + 1, [], [], [])
         for index in at:
             each = calls[index]
             if may_divide(each, self._ops):
@@ -303,10 +322,10 @@ def is_regular(calls: Sequence[Call], items: int, joined: Container[SyncedMemory
     return True
 
 
-class _Run:
+class Run:
     """What becomes of the calls of a run, and of its arrays."""
 
-    def __init__(self, of: Slicer, ahead: _Stretch, back: _Stretch, count: int, kept: int) -> None:
+    def __init__(self, of: Slicer, ahead: Stretch, back: Stretch, count: int, kept: int) -> None:
         self._of, self._ahead, self._back, self._count, self._kept = of, ahead, back, count, kept
         self._before = {*memories(of._forward[: ahead.start])}
         self._later = {*memories(of._backward[back.stop :]), *memories(back.after)}
@@ -385,6 +404,7 @@ class _Run:
         of, ahead, place = self._of, self._ahead, dict[int, int]()
         result = [*of._forward[: ahead.start], *ahead.before]
         place.update((id(each), at) for at, each in enumerate(result))
+        result += self._in_front()
         losses: dict[int, list[Blob]] = {}
         for index in range(self._count):
             divider.begin(index, own_copies=True)
@@ -393,6 +413,7 @@ class _Run:
                 if str(each.op) in LOSSES:
                     losses.setdefault(id(each), []).append(self._own_loss(result, index))
                 place[id(each)] = len(result) - 1
+            result += self._behind(divider, index)
             if index >= self._count - self._kept:
                 self._paused.append(divider.pause())
         for each in ahead.inside:
@@ -401,6 +422,14 @@ class _Run:
         rest = [*ahead.after, *of._forward[ahead.stop :]]
         place.update((id(each), at) for at, each in enumerate(rest, len(result)))
         return [*result, *rest], place
+
+    def _in_front(self) -> list[Call]:
+        """What forward runs before the slices."""
+        return []
+
+    def _behind(self, divider: Divider, index: int) -> list[Call]:
+        """What forward runs behind a slice, which the divider has."""
+        return []
 
     def _own_loss(self, calls: list[Call], index: int) -> Blob:
         """Give the last of the calls an array of its own for its slice's loss; which."""
@@ -473,7 +502,7 @@ class _Run:
             self._first = self._first or next(out for out in result[-1].present() if out.intent is not Intent.READ)
         return result
 
-    def _remade(self, again: Sequence[Call], place: dict[int, int], never: Set[SyncedMemory]) -> list[Remade]:
+    def _remade(self, again: Sequence[Call], place: dict[int, int], never: Container[SyncedMemory]) -> list[Remade]:
         """What backward fills, with the places that its makers have now; what is made anew relies on the whole run."""
         of = self._of
         now = [place[id(each)] for each in of._forward]
@@ -492,6 +521,107 @@ class _Run:
         return [*remade, Remade(self._first, sorted(now[at] for at in makers), start)]
 
 
+class AtOnce(Run):
+    """What becomes of a run that ends with a loss where each slice has its gradients right behind it, in forward.
+
+    Nothing of a slice is kept for backward, or made anew. What the gradients of it all come to lies in arrays of its
+    own, as of a loss whose own gradient is one; backward multiplies it by what that is then.
+    """
+
+    def made(self) -> Sliced | None:
+        of, ahead, back = self._of, self._ahead, self._back
+        outer = self._earlier | self._later
+        written, back_written = ahead.written(), back.written()
+        filled, back_filled = first_uses(ahead.inside), first_uses(back.inside)
+        if any(memory in self._before or memory in back_written or not filled[memory] for memory in written):
+            return None
+        if any(memory in self._earlier or not back_filled[memory] for memory in back_written):
+            return None
+        absent = {memory for memory in written if memory in of._free and memory not in outer}
+        never = absent | {memory for memory in back_written if memory in of._free and memory not in outer}
+        results = self._results({*back_written} - never)
+        whole = {memory: nbytes for memory, nbytes in (written | back_written).items() if memory not in never}
+        if results is None or any(nbytes % (ALIGNMENT * self._count) for nbytes in whole.values()):
+            return None
+        if any(each.array.view.memory in results for each in of._remade):
+            return None  # of which forward is asked later what it relies on
+        self._arrays = {
+            memory: Blob(
+                each.blob.shape, dtype=each.blob.dtype, device=each.blob.device, name=f"{memory.name} (slices)"
+            )
+            for memory, each in results.items()
+        }
+        own = {array.data_view.memory for array in self._arrays.values()}
+        divider = Divider(self._count, never, {*whole} | own, of._turned, divided, "slice")
+        forward, place = self._forward(divider)
+        given = [self._multiplied(each, self._arrays[memory]) for memory, each in results.items()]
+        backward = [*of._backward[: back.start], *back.before, *given, *back.after, *of._backward[back.stop :]]
+        remade = self._remade([], place, never)
+        pieces = [*divider.pieces, *self._losses, *self._arrays.values()]
+        return Sliced(forward, backward, remade, (0, 0), self._count, 0, 0, pieces, [*never])
+
+    def _results(self, crossing: Set[SyncedMemory]) -> dict[SyncedMemory, Operand] | None:
+        """What the run's gradients come to, sums and what crosses its beginning, as first written; None if they are not
+        just a multiple of its one loss's own, or have no room as they are in half precision."""
+        back, between = self._back, [*self._of._forward[self._ahead.stop :], *self._ahead.after]
+        between += [*self._of._backward[: back.start], *back.before]
+        losses = [each for each in back.inside if str(each.op) in LOSSES]
+        gradients = {_gradient_of(each).memory for each in losses}
+        if len(gradients) != 1 or any(each.blob.dtype == np.float16 for call in back.inside for each in call.present()):
+            return None
+        self._loss = losses[0]
+        found = dict[SyncedMemory, Operand]()
+        for each in back.inside:
+            sums = {operand.memory for operand in each.present() if operand.accumulate}
+            if not sums.isdisjoint(found) and not sums <= {*found}:
+                return None
+            for operand in each.present():
+                if operand.intent is not Intent.READ and (operand.accumulate or operand.memory in crossing):
+                    found.setdefault(operand.memory, operand)
+        read = {memory for each in back.inside for memory in each.read_memories()} - {*found}
+        changed = {memory for each in between for memory in each.written_memories()}
+        images = self._of._images_last and any(len(found[memory].blob.shape) == _IMAGE for memory in crossing)
+        if not read & changed <= gradients or not found.keys().isdisjoint(memories(between)) or images:
+            return None
+        return found
+
+    def _in_front(self) -> list[Call]:
+        """What gives the loss's gradient, as of one, to a slice."""
+        operand = _gradient_of(self._loss)
+        share = 1.0 if _counts(self._loss) else self._share(self._loss)
+        self._one = self._gradient = self._scalar(operand, "one")
+        calls = [like(self._loss, call("fill", overwrite(self._one), value=share))]
+        if _counts(self._loss):
+            self._gradient = self._scalar(operand, "slices")
+            calls.append(_over_labels(self._loss, read(self._one), overwrite(self._gradient)))
+        return calls
+
+    def _behind(self, divider: Divider, index: int) -> list[Call]:
+        """The gradients of a slice, in arrays of the run's own; of the first one they begin."""
+        result, begun = list[Call](), set[SyncedMemory]()
+        for each in self._back.inside:
+            sums = {operand.memory for operand in each.present() if operand.accumulate}
+            each = _beginning(each) if not index and begun.isdisjoint(sums) else _adding(each)
+            begun |= sums
+            result += divider.calls(redirected(each, self._arrays))
+            if str(each.op) in LOSSES:
+                at = LOSSES[str(each.op)][1]
+                result[-1] = _of_slice(result[-1], at, read(self._gradient, each.operand(at).shape))
+        return result
+
+    def _multiplied(self, result: Operand, array: Blob) -> Call:
+        """What makes a gradient of the run's array."""
+        number = _gradient_of(self._loss)
+        shape = (array.count,)
+        whole = dataclasses.replace(result, shape=shape, part=None)
+        return like(self._loss, call("multiply", read(array, shape), dataclasses.replace(number, shape=(1,)), whole))
+
+
+def _gradient_of(loss: Call) -> Operand:
+    """The loss's own gradient, which the call of its gradients reads."""
+    return loss.operand(LOSSES[str(loss.op)][1])
+
+
 def _of_slice(loss: Call, at: int, operand: Operand) -> Call:
     """The call of a loss, or of its gradient, with another operand in place of this."""
     operands = (*loss.operands[:at], operand, *loss.operands[at + 1 :])
@@ -504,6 +634,15 @@ def _over_labels(loss: Call, number: Operand, result: Operand) -> Call:
     attributes = {name: loss.attributes[name] for name in ("ignore_label", "layer")}
     classes = loss.operand(0).op_shape[1]
     return like(loss, call("divide_by_labels", number, loss.operand(1), result, classes=classes, **attributes))
+
+
+def _beginning(each: Call) -> Call:
+    """The call, beginning the sums that it would add to."""
+    operands = (
+        dataclasses.replace(operand, intent=Intent.OVERWRITE) if operand is not None and operand.accumulate else operand
+        for operand in each.operands
+    )
+    return dataclasses.replace(each, operands=tuple(operands))
 
 
 def _adding(each: Call) -> Call:

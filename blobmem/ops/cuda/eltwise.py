@@ -66,6 +66,12 @@ def eltwise_sum_backward(dy: CudaArray, dx: CudaArray, *, coeff: float) -> None:
 
 
 @op(family="cuda")
+def multiply(x: CudaArray, number: CudaArray, y: CudaArray, *, accumulate: bool = False) -> None:
+    """y (+)= x times a number, an array of one, of float32 where the others are halves."""
+    _KERNELS.map("multiply", (x, y), number, accumulate)
+
+
+@op(family="cuda")
 def eltwise_prod(*arrays: CudaArray) -> None:
     """y = the product of all x; y is the last array."""
     *xs, y = arrays

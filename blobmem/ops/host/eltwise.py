@@ -36,6 +36,19 @@ def eltwise_sum_backward(dy: np.ndarray, dx: np.ndarray, *, coeff: float) -> Non
 
 
 @op
+def multiply(x: np.ndarray, number: np.ndarray, y: np.ndarray, *, accumulate: bool = False) -> None:
+    """y (+)= x times a number, an array of one."""
+
+    def block(x: np.ndarray, y: np.ndarray) -> None:
+        if accumulate:
+            np.add(y, np.multiply(x, number, out=spare(y)), out=y)
+        else:
+            np.multiply(x, number, out=y)
+
+    in_blocks(block, x, y)
+
+
+@op
 def eltwise_prod(*arrays: Any) -> None:
     """y = the product of all x; y is the last array."""
     *xs, y = arrays

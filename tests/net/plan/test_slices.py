@@ -106,8 +106,8 @@ def assert_close(one, other):
 
 WORDS = """
 name: "words" force_backward: true
-layer { name: "in" type: "Input" top: "x" top: "label" input_param {
-  shape { dim: 16 dim: 4 dim: 32 } shape { dim: 16 dim: 4 } } }
+layer {{ name: "in" type: "Input" top: "x" top: "label" input_param {{
+  shape {{ dim: {rows} dim: 4 dim: {width} }} shape {{ dim: {rows} dim: 4 }} }} }}
 """
 CLASSES = 512
 
@@ -117,9 +117,9 @@ def scores(name, bottom, outputs):
     return layer("InnerProduct", name, bottom, name, f"inner_product_param {{ {options} }}")
 
 
-def words(options=""):
+def words(options="", rows=16, width=32):
     """A score for each of many classes at each of 64 places, and their loss."""
-    text = WORDS + scores("h", "x", 32) + scores("fc", "h", CLASSES)
+    text = WORDS.format(rows=rows, width=width) + scores("h", "x", width) + scores("fc", "h", CLASSES)
     return text + layer("SoftmaxWithLoss", "loss", "fc label", "loss", f"softmax_param {{ axis: 2 }} {options}")
 
 
@@ -222,6 +222,69 @@ def test_two_slices_give_the_bits_of_a_loss(make):
     for each in (net, whole):
         each.run_backward()
     np.testing.assert_array_equal(net.blobs["h"].cpu_diff(), whole.blobs["h"].cpu_diff())
+
+
+MANY, FOR_FOUR = {"rows": 64, "width": 8}, 250_000
+"""Words whose scores take far more than their weights, and what they need in four slices."""
+
+SCRATCH = 8 << 20
+"""What products take of a GPU beside."""
+
+
+def at_once(net):
+    """A net that makes the scores of each slice once, as their gradients come with the loss."""
+    net.compiled()
+    scored = [call for schedule in net.compiled() for call in schedule.calls if call.op == "inner_product_forward"]
+    assert sum(call.layer_name == "fc" for call in scored) == net._sliced.number == 4
+    return net
+
+
+@pytest.mark.parametrize("options", [
+    "", "loss_weight: 3", "loss_param { normalization: NONE }", "loss_param { ignore_label: 3 }",
+])  # fmt: skip
+@pytest.mark.parametrize("make", [SIMULATED, EMULATED, CUDA])
+def test_gradients_are_made_with_the_loss_where_that_is_the_last(make, options):
+    text = words(options, **MANY)
+    limit = FOR_FOUR + (0 if make is simulated else SCRATCH)
+    net, whole = at_once(fed(built(text, make(limit)))), fed(made(text, make(None), "train"))
+    for _ in range(2):
+        assert_close(iterate(net), iterate(whole))
+    assert net.device.statistics.peak_bytes <= limit
+
+
+def test_they_are_of_the_gradient_that_the_loss_has_in_backward():
+    """Whatever it was in forward."""
+    gradients = []
+    for limit in (FOR_FOUR, None):
+        net = fed(built(words(**MANY), simulated(limit)))
+        for value in (1, -2.5):
+            net.clear_param_diffs()
+            net.run_forward()
+            net.blobs["loss"].diff[...] = value
+            net.run_backward()
+            gradients.append(
+                [net.blobs["h"].cpu_diff().copy(), *(each.blob.cpu_diff().copy() for each in net.learnable)]
+            )
+    for one, other in (gradients[:2], gradients[2:]):
+        assert_close(other, [-2.5 * each for each in one])
+    assert_close(gradients[1], gradients[3])
+
+
+@pytest.mark.parametrize("options", ["", "iter_size: 2", "clip_gradients: 0.1"])
+def test_solvers_train_the_same_where_gradients_are_made_with_the_loss(options):
+    found = []
+    for limit in (FOR_FOUR + 40_000, None):  # and what the solver keeps
+        net = f"net_param {{ {words(**MANY)} }}"
+        solver = blobmem.get_solver(
+            f'base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 {options} {net}', device=simulated(limit), memory="train",
+            seed=3,
+        )  # fmt: skip
+        fed(solver.net)
+        solver.step(3)
+        found.append([entry.blob.cpu_data().copy() for entry in solver.net.learnable])
+        if limit:
+            at_once(solver.net)
+    assert_close(*found)
 
 
 def test_the_least_is_what_slices_and_their_ends_take():

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from blobmem import dtypes
+
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 COUNTS = pytest.mark.parametrize("count", [2, 3, 4, 8, 9, 20])
 SHAPE = (3, 7, 41)
@@ -41,6 +43,25 @@ def test_sum_backward(cuda, rng, dtype, coeff):
     (dy,) = values(rng, 1, dtype)
     cuda.compare("eltwise_sum_backward", dy, np.full_like(dy, np.nan), coeff=coeff)
     cuda.compare("eltwise_sum_backward", dy, dy, coeff=coeff)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 1000, 1003])
+def test_multiple(cuda, rng, dtype, size):
+    (x,), number = values(rng, 1, dtype, (size,)), np.array([-0.3], dtype)
+    cuda.compare("multiply", x, number, np.full_like(x, np.nan))
+    cuda.compare("multiply", x, number, x)
+    cuda.compare("multiply", x, number, 2 * x, accumulate=True)
+
+
+@pytest.mark.parametrize("dtype", dtypes.HALVES)
+def test_multiple_of_halves_by_a_float(cuda, rng, dtype):
+    """Which may be none of theirs."""
+    x, y = (rng.normal(size=1003).astype(dtypes.of(dtype)) for _ in range(2))
+    number, wide = np.array([1 + 2**-11], np.float32), [each.astype(np.float32) for each in (x, y)]
+    for accumulate, expected in ((False, number * wide[0]), (True, wide[1] + number * wide[0])):
+        got = cuda.run("multiply", x, number, y, accumulate=accumulate)[2]
+        np.testing.assert_array_equal(got, expected.astype(x.dtype))
 
 
 @COUNTS

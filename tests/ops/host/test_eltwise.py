@@ -40,6 +40,17 @@ def test_sum_backward(dtype, close, garbage):
     np.testing.assert_array_equal(dx, dy)
 
 
+def test_multiple(dtype, close, garbage):
+    (x,), number = values(dtype, 1), np.array([-0.3], dtype)
+    y, expected = garbage(*SHAPE), number * x.astype(np.float64)
+    eltwise.multiply(x, number, y)
+    close(y, expected)
+    eltwise.multiply(x, number, y, accumulate=True)
+    close(y, 2 * expected)
+    eltwise.multiply(x, number, x)
+    close(x, expected)
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_product(count, dtype, close, garbage):
     xs = values(dtype, count)

@@ -185,6 +185,7 @@ CASES = {
     "nesterov_update": ([X, InOut(*X), InOut(*X)], UPDATE | {"momentum": 0.9}),
     "multinomial_loss_forward": ([(70, 5), labels(70), Out()], {"layer": "l"}),
     "multinomial_loss_backward": ([positive(70, 5), labels(70), (), Out(70, 5)], {"layer": "l"}),
+    "multiply": ([X, (1,), Out(*X)], {}),
     "mvn_forward": ([(18, 99), Out(18, 99)], {"normalize_variance": True, "eps": 1e-9}),
     "mvn_backward": ([(18, 99), (18, 99), Out(18, 99)], {"normalize_variance": True, "eps": 1e-9}),
     "next_scale": ([Squares(4)], {}),

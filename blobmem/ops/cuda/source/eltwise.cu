@@ -60,6 +60,14 @@ extern "C" __global__ void scaled(const D *x, D *y, i64 n, T times) {
   map1(x, y, n, [=](T v) { return v * times; });
 }
 
+extern "C" __global__ void multiply(const D *x, D *y, i64 n, const T *number, int adds) {
+  T times = *number;
+  if (adds)
+    map2(x, y, y, n, [=](T v, T sum) { return sum + v * times; });
+  else
+    map1(x, y, n, [=](T v) { return v * times; });
+}
+
 extern "C" __global__ void quotient_gradient(const D *dy, const D *x, const D *y, D *dx, i64 n) {
   map3(dy, x, y, dx, n, [](T g, T v, T w) { return w / v * g; });
 }
