@@ -292,7 +292,7 @@ def _moves(made: Made, room: int, times: Times, last_first: bool) -> tuple[dict[
     begins = np.cumsum([0, *(0 if unit.calls[-1].op in COPIES else times.ms(unit.calls[-1]) for unit in units)])
     fetches = [at for at, unit in enumerate(units) if unit.calls[-1].op == "fetch"]
     sizes = {at: round_up(units[at].calls[-1].operand(0).view.nbytes, ALIGNMENT) for at in fetches}
-    wanted, latest = dict[int, float](), math.inf
+    wanted, latest, moved = dict[int, float](), math.inf, set[int]()
     for at in reversed(fetches):
         wanted[at] = latest = min(latest, float(begins[at]) - SLACK) - times.copy_ms(sizes[at])
     least, before = _earliest(units, turn), 0
@@ -301,8 +301,12 @@ def _moves(made: Made, room: int, times: Times, last_first: bool) -> tuple[dict[
         while step > first and begins[step] > wanted[at] and load[step - 1] + sizes[at] <= room:
             step -= 1
             load[step] += sizes[at]
+        while step < at and step in sizes and step not in moved:  # what stays there is needed before
+            load[step] -= sizes[at]
+            step += 1
         before = 0 if last_first else step
         if step < at:
+            moved.add(at)
             result[at >= turn][units[at].start] = units[step].start
     return result
 
