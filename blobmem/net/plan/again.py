@@ -52,6 +52,9 @@ _RUNNING = {"batch_norm_forward": (5, 6, 7)}
 OPTIONAL = {"batch_norm_forward": 2, "batch_norm_given": 2, "max_pool_forward": 2}
 """Of these, which operand is only written for backward, and may be absent."""
 
+_KEPT = {"batch_norm_given": 2, "batch_norm_scale_given": 2, "batch_norm_scale_sum_relu_given": 3}
+"""Of batch norms by given statistics, and what runs for these and others, where what is kept for backward is."""
+
 NORMS = ("batch_norm_forward", "batch_norm_given")
 """Ops whose top is what they keep for backward, too."""
 
@@ -448,6 +451,12 @@ def run_again(
     shorter = [_without(each, absent) for each in forward]
     absent -= {operand.memory for each in shorter for operand in each.present()}
     return Anew(shorter, result, remade, absent)
+
+
+def by_one(each: Call) -> Call:
+    """The call, which runs again, of a batch norm that makes its result or what it keeps, and not both."""
+    place = _KEPT.get(str(each.op))
+    return each if place is None else each.over((*each.operands[:place], None, *each.operands[place + 1 :]))
 
 
 def _without(each: Call, absent: Container[SyncedMemory]) -> Call:

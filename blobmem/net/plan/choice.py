@@ -25,7 +25,7 @@ import numpy as np
 from blobmem.devices.pages import round_up
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.views import ALIGNMENT
-from blobmem.net.plan.again import NORMS, OPTIONAL, Again
+from blobmem.net.plan.again import NORMS, OPTIONAL, Again, by_one
 from blobmem.net.plan.evict import Candidate, loads
 from blobmem.net.plan.heirs import IN_PLACE
 from blobmem.net.plan.liveness import Lifetime
@@ -126,6 +126,7 @@ class Pass:
         unit: of each call of forward the first of those that it may run as one with.
         members: of such a first one, all of them.
         cost: of each, the milliseconds that it adds; those of what may run as one are put down to the first.
+        least: the same, where batch norms make their results alone, or what they keep.
         scratch: of each, bytes while it runs.
         starts: of forward and of backward, the call that each step begins with.
         arrays: what may be made anew or evicted.
@@ -153,13 +154,15 @@ class Pass:
         self.clock: list[float] = self.begins.tolist()
         self.writes = [self._written(at) for at in range(len(forward))]
         self.reads = [{each.memory for each in call.present() if each.intent is Intent.READ} for call in forward]
-        self.unit, self.cost, self.scratch = list[int](), list[float](), list[int]()
+        self.unit, self.cost, self.least, self.scratch = list[int](), list[float](), list[float](), list[int]()
         self.members: dict[int, range] = {}
         for unit in drawn.units[0]:
             self.members[unit.start] = range(unit.start, unit.stop)
             for at in self.members[unit.start]:
                 self.unit.append(unit.start)
-                self.cost.append(times.ms(again.call(unit.calls[-1] if at == unit.start else forward[at])))
+                each = again.call(unit.calls[-1] if at == unit.start else forward[at])
+                self.cost.append(times.ms(each))
+                self.least.append(times.ms(by_one(each)))
                 self.scratch.append(unit.scratch)
         self.starts = [[unit.start for unit in units] for units in drawn.units]
         last = {operand.memory: at for at, each in enumerate(forward) for operand in each.present()}

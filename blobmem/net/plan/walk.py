@@ -86,7 +86,7 @@ class _State(NamedTuple):
         costs: ms in which each is made again, if that is not negative.
         rely: by array, those whose costs depend on whether it is gone.
         load, begin: of each event so far, bytes in use, and when it began.
-        copies: from when to when each copy back is, in their order.
+        copies: of each copy back the event by which it has to be there, and the array.
         last: of each memory, the last call of a round that reads it.
         needed: which arrays the step needs.
         counts: of events; of copies.
@@ -108,7 +108,7 @@ class _State(NamedTuple):
     rely: Bools
     load: Ints
     begin: Floats
-    copies: Floats
+    copies: Ints
     last: Ints
     needed: Bools
     counts: Ints
@@ -369,36 +369,45 @@ def _run(tables: Tables, state: _State, step: int, other: int, call: int, ms: fl
 
 @part
 def _fetch(tables: Tables, state: _State, memory: int, step: int, other: int, call: int) -> None:
-    """Have one that is evicted back, as late as will do and since when there is room, beside so many other bytes and
-    what is pinned; else wait for it."""
+    """Have one that is evicted back by the next event, beside so many other bytes and what is pinned."""
     if not state.away[memory] or state.there[memory]:
         return
-    size, ms, now = tables.size[memory], tables.copy[memory], state.ms[1]
-    _fit(tables, state, step, other + size, call)
-    since = state.counts[0]  # from which event on there is room
-    while since and state.load[since - 1] + size <= state.room:
-        since -= 1
-    earliest, end = state.begin[since] if since < state.counts[0] else now, now
-    copies, count = state.copies, state.counts[1]
-    before = count
-    while before:
-        if copies[before - 1, 1] <= end - ms:
-            break
-        end = min(end, copies[before - 1, 0])
-        before -= 1
-    if end - ms < earliest:
-        end, before = max(earliest, copies[count - 1, 1] if count else 0.0) + ms, count
-    for at in range(count, before, -1):
-        copies[at, 0], copies[at, 1] = copies[at - 1, 0], copies[at - 1, 1]
-    copies[before, 0], copies[before, 1] = end - ms, end
+    _fit(tables, state, step, other + tables.size[memory], call)
+    at = state.counts[1]
+    state.copies[at, 0], state.copies[at, 1] = state.counts[0], memory
     state.counts[1] += 1
-    at = state.counts[0]
-    while at and state.begin[at - 1] >= end - ms:
-        at -= 1
-        state.load[at] += size
     _have(tables, state, memory)
-    state.ms[0] += max(0.0, end - now)
-    state.ms[1] = max(now, end)
+
+
+@kernel
+def waits(events: Ints, sizes: Ints, copy: Floats, begin: Floats, load: Ints, room: int, turn: int) -> float:
+    """For how many ms copies back are waited for: they follow one another, each as late as will do, and since when
+    there is room, in backward; what is needed first has the room.
+
+    Args:
+        events: of each copy, in their order, the event by which it has to be there.
+        sizes, copy: of each, bytes and ms.
+        begin, load: of each event when it begins, if nothing is waited for, and bytes in use, to which is added what
+            is there earlier for the copies.
+        room: bytes that there are.
+        turn: the first event of backward.
+    """
+    count, latest, waited, done, known = events.size, np.inf, 0.0, 0.0, 0
+    wanted, delays = np.empty(count), np.zeros(begin.size)  # delays are known up to an event
+    for at in range(count - 1, -1, -1):
+        latest = min(latest, begin[events[at]]) - copy[at]
+        wanted[at] = latest
+    for at in range(count):
+        event = since = events[at]
+        while since > turn and begin[since] > wanted[at] and load[since - 1] + sizes[at] <= room:
+            since -= 1
+            load[since] += sizes[at]
+        while known <= event:
+            delays[known] = waited
+            known += 1
+        done = max(done, begin[since] + delays[since]) + copy[at]
+        waited += max(0.0, done - begin[event] - waited)
+    return waited
 
 
 @part
@@ -608,6 +617,9 @@ def _walk(
         for at in range(tables.end_of[step], tables.end_of[step + 1]):
             _drop(tables, state, tables.end[at])
         _pass(tables, state, step)
+    events, back = state.counts[0], state.copies[: state.counts[1]]
+    sizes, copy = tables.size[back[:, 1]], tables.copy[back[:, 1]]
+    state.ms[0] += waits(back[:, 0], sizes, copy, state.begin[:events], state.load[:events], state.room, tables.turn)
 
 
 def walk(
@@ -635,7 +647,7 @@ def walk(
     state = _State(
         there, gone, leaves >= 0, np.zeros(arrays, np.int64), np.full(arrays, -1.0),
         np.zeros((arrays, arrays), np.bool_), np.empty(most, np.int64), np.empty(most),
-        np.empty((2 * backward * arrays + 1, 2)), np.full(tables.memories, NONE, np.int64), needed,
+        np.empty((2 * backward * arrays + 1, 2), np.int64), np.full(tables.memories, NONE, np.int64), needed,
         np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2), following, uses, np.full(calls, np.inf),
         np.empty(rows, np.int64), np.zeros(calls, np.bool_), np.empty(calls, np.int64),
         np.empty(4 * rows + len(tables.read) + 1, np.int64), np.zeros(calls), power, worth, room,

@@ -1,13 +1,15 @@
 """Walks through a pass: what they know of when arrays are needed next."""
 
 import math
+from functools import partial
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blobmem.net.plan.rounds import behind_each_other
-from blobmem.net.plan.walk import NONE, Tables, change
+from blobmem.net.plan.walk import NONE, Tables, change, waits
 
 
 @st.composite
@@ -54,6 +56,7 @@ def needed_next(takes, gone, reads):
 
 
 @given(chains())
+@settings(deadline=None)
 def test_the_next_use_of_an_array_is_that_of_what_is_gone_and_made_of_it_too(drawn):
     takes, reads, changes = drawn
     count, rows = len(takes), behind_each_other
@@ -73,3 +76,39 @@ def test_the_next_use_of_an_array_is_that_of_what_is_gone_and_made_of_it_too(dra
     for memory in changes:
         change(tables, gone, tables.read_of[:-1].copy(), uses, wants, wanted, waiting, memory)
         assert uses.tolist() == needed_next(takes, gone, reads)
+
+
+@st.composite
+def copies(draw):
+    """Copies, by the event that wants each; how long events take; bytes in use in each; and the first of backward."""
+    ms = draw(st.lists(st.integers(0, 8), min_size=1, max_size=12))
+    load = draw(st.lists(st.integers(0, 20), min_size=len(ms), max_size=len(ms)))
+    turn = draw(st.integers(0, len(ms) - 1))
+    events = sorted(draw(st.lists(st.integers(turn, len(ms) - 1), max_size=6)))
+    sizes = draw(st.lists(st.integers(1, 10), min_size=len(events), max_size=len(events)))
+    return events, sizes, np.cumsum([0, *ms])[:-1], load, turn
+
+
+def waited(events, sizes, begin, load, turn, room):
+    array, load = partial(np.array, dtype=np.int64), np.array(load, np.int64)
+    found = waits(array(events), array(sizes), np.array(sizes, float), np.array(begin, float), load, room, turn)
+    return found, load
+
+
+@given(copies())
+@settings(deadline=None)
+def test_copies_are_waited_for_where_they_lack_room_or_time(drawn):
+    """Of so many ms as bytes."""
+    events, sizes, begin, load, turn = drawn
+    ample, _ = waited(*drawn, 1 << 30)
+    end = most = 0  # with room for all from the beginning of backward on they run one after the other
+    for event, size in zip(events, sizes, strict=True):
+        end = max(end, begin[turn]) + size
+        most = max(most, end - begin[event])
+    assert ample == pytest.approx(most)
+    none, unchanged = waited(*drawn, 0)
+    assert none == pytest.approx(sum(sizes)) and (unchanged == load).all()  # each begins when it is wanted
+    for room in (15, 25, 35):
+        found, filled = waited(*drawn, room)
+        assert ample - 1e-9 <= found <= sum(sizes) + 1e-9
+        assert (filled[filled > load] <= room).all()
