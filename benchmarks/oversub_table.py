@@ -23,19 +23,19 @@ plain, the plain step as a CUDA graph, with `save_on_cpu(pin_memory=True)`, and 
 least is alive, in the fewest segments that hold no more than our limit (if none do, in those that hold least). MiB are
 peaks, by our statistics and by PyTorch's allocator. {BESIDE}
 Where the JSON has `torch_date`, PyTorch's figures are of that date, and ours at a limit of that limit's `date`, if it
-has one; the others are of a later one on a card of the same kind.
+has one; the others are of a later one on a card of the same kind. All of a row is of one kind of card.
 
-| net, batch | math | need, MiB | ours, ms | PyTorch, MiB | ms | captured, MiB | ms | ours / captured |
-| --- | --- |{{bars}}
+| net, batch | GPU | math | need, MiB | ours, ms | PyTorch, MiB | ms | captured, MiB | ms | ours / captured |
+| --- | --- | --- |{{bars}}
 """
 LIMITS = """
 The same with limits, or the net's least where that is larger: what is held, MB that leave and come back in a step,
 speed against no limit, the two steps taking turns; the floor, which no mix of keeping, evicting before backward and
-making anew is faster than (`benchmarks/floor.py`), nor is the step without a limit. Bold is the fastest of those that
-hold no more than the limit.
+making anew is faster than (`benchmarks/floor.py`), nor is the step without a limit; slices that have their gradients
+with the loss are no such mix, and may be. Bold is the fastest of those that hold no more than the limit.
 
-| net, batch | math | need / limit | limit, MiB | held, MiB | out, MB | in, MB | ours, ms | speed | floor, ms | ours / floor | `save_on_cpu`, MiB | ms | checkpointed, MiB | ms | segments |
-| --- | --- |{bars}
+| net, batch | GPU | math | need / limit | limit, MiB | held, MiB | out, MB | in, MB | ours, ms | speed | floor, ms | ours / floor | `save_on_cpu`, MiB | ms | checkpointed, MiB | ms | segments |
+| --- | --- | --- |{bars}
 """  # noqa: E501
 CURVES = f"""
 Items in a second as the batch doubles, at one limit, where PyTorch's ways end as they take more. One without a line
@@ -58,8 +58,9 @@ def section(report: dict[str, Any]) -> str:
     """The tables, and the picture if there are curves."""
     rows = report["results"]
     commands = dict.fromkeys(row["command"] for row in (*rows, *report["curves"]))
+    machines = "; and on ".join(machine_of({"machine": each}) for each in report["machines"].values())
     text = TEXT.format(
-        commands="\n".join(f"- `{command}`" for command in commands), machine=machine_of(report), bars=" ---: |" * 7
+        commands="\n".join(f"- `{command}`" for command in commands), machine=machines, bars=" ---: |" * 7
     )
     there = [row for row in rows if "ms" in row["ours"]]
     text += "".join(f"| {' | '.join(_need(row))} |\n" for row in there)
@@ -73,7 +74,7 @@ def _need(row: dict[str, Any]) -> list[str]:
     plain, graph = (row.get("torch", {}).get(name, {}) for name in ("plain", "graph"))
     ours = row["ours"]
     cells = (text for side in (ours, plain, graph) for text in (_mib(side), number(side.get("ms"))))
-    return [name_of(row), row["math"], *cells, ratio(ours["ms"], graph.get("ms"))]
+    return [name_of(row), _gpu(row), row["math"], *cells, ratio(ours["ms"], graph.get("ms"))]
 
 
 def _limits(row: dict[str, Any]) -> Iterator[list[str]]:
@@ -84,13 +85,17 @@ def _limits(row: dict[str, Any]) -> Iterator[list[str]]:
         fitting = [side["ms"] for side in (ours, on_host, theirs) if side.get("peak_bytes", math.inf) <= granted]
         took = [_bold(side.get("ms"), min(fitting, default=None)) for side in (ours, on_host, theirs)]
         yield [
-            name_of(row), row["math"], number(each["times"], 1),
+            name_of(row), _gpu(row), row["math"], number(each["times"], 1),
             number(granted / MIB, 0) + (" (least)" if granted > each["limit"] else ""), _mib(ours),
             *(number(ours[key] / MB, 0) if key in ours else "-" for key in ("out_bytes", "in_bytes")), took[0],
             f"{ours['speed']:.0%}" if "speed" in ours else "-", number(each.get("floor_ms")),
             ratio(ours.get("ms"), each.get("floor_ms")), _mib(on_host), took[1], _mib(theirs), took[2],
             str(theirs.get("segments", "-")),
         ]  # fmt: skip
+
+
+def _gpu(row: dict[str, Any]) -> str:
+    return str(row["gpu"]).removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def _mib(side: dict[str, Any]) -> str:

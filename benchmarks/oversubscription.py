@@ -209,10 +209,13 @@ def main() -> None:
     args = arguments()
     there = args.out is not None and args.out.exists()
     report: dict[str, Any] = json.loads(args.out.read_text()) if there else {"results": [], "curves": []}
-    report["machine"] = machine.described(args.device, args.torch)
+    found = machine.described(args.device, args.torch)
+    gpu = found.get("model", args.device)
+    report.setdefault("machines", {})[gpu] = found
     for net in args.nets:
         for math in args.maths:
             for kind, row in rows(net, math, args):
+                row["gpu"] = gpu
                 report[kind] = merged(report[kind], [row], KEY if kind == "results" else CURVE_KEY)
                 if args.out:
                     args.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -184,8 +184,9 @@ def test_limits_of_a_need_are_kept_or_the_least_is_granted():
         assert side["peak_bytes"] <= side["granted_bytes"] == max(each["limit"], least["granted_bytes"])
         assert side["out_bytes"] > 0 < side["in_bytes"] and side["speed"] > 0
     found["limits"][0]["checkpointed"] = {"error": "RuntimeError: none"}
-    text = oversub_table.section({"machine": {}, "results": [found | {"command": "x"}], "curves": []})
-    assert len(re.findall(r"\| LeNet, 16 \| fp32 \| [\d.]+ \| \d+ \(least\) \|", text)) == 4
+    found |= {"command": "x", "gpu": "NVIDIA H100 80GB HBM3"}
+    text = oversub_table.section({"machines": {"a": {}, "b": {}}, "results": [found], "curves": []})
+    assert len(re.findall(r"\| LeNet, 16 \| H100 \| fp32 \| [\d.]+ \| \d+ \(least\) \|", text)) == 4
     assert "- LeNet, 16, fp32, checkpointed, need / limit 1.5: RuntimeError: none" in text and "svg" not in text
 
 
@@ -200,7 +201,7 @@ def test_the_batches_of_a_curve_double_until_they_do_not_fit(monkeypatch):
     drawn = ElementTree.fromstring(oversub_table.picture([*ends.values()]))
     assert len(drawn.findall(".//{*}circle")) == len(fitting) + len(oversub_table.SIDES)
     assert f"LeNet, {last['batch']}, fp32, ours: OutOf" in oversub_table.section(
-        {"machine": {}, "results": [], "curves": [*ends.values()]}
+        {"machines": {}, "results": [], "curves": [*ends.values()]}
     )
 
 
