@@ -28,7 +28,7 @@ OPS = {
     "eltwise_sum": ("xxxy", {"coeffs": (1.0, 0.5, 2.0)}), "eltwise_prod": ("xxxy", {}),
     "eltwise_prod_backward": ("xyxx", {}), "eltwise_prod_backward_unstable": ("xyxx", {}),
     "eltwise_max": ("xxxyi", {}), "eltwise_max_backward": ("xiy", {"index": 1}), "sum_arrays": ("xxxy", {}),
-    "axpy_forward": ("prrs", {}), "bias_forward": ("xcy", {}), "scale_forward": ("xccy", {}),
+    "axpy_forward": ("prrs", {}), "multiply": ("xfy", {}), "bias_forward": ("xcy", {}), "scale_forward": ("xccy", {}),
     "scale_backward_data": ("xcy", {}), "prelu_forward": ("xcy", {}), "prelu_backward_data": ("xcxy", {}),
     "batch_norm_inference": ("xycvf", {"eps": 1e-3}), "batch_norm_backward_global": ("xyvf", {"eps": 1e-3}),
     "batch_norm_forward": ("xyymvcvf", NORM), "batch_norm_given": ("xyymv", {}), "batch_norm_backward": ("xcxy", {}),
