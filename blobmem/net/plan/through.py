@@ -8,7 +8,9 @@ go it takes the sum's gradient for input, so that its result may lie where it ha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
 from itertools import takewhile
 
 from blobmem.memory import Intent, SyncedMemory
@@ -27,34 +29,62 @@ def through(
         free: memories that nobody reads but the calls of the pass.
         ops: those of the device.
     """
-    result: list[Call | None] = [*backward]
-    for at in range(len(result)):
-        each = result[at]  # which may read another sum's by now
+    made = _Calls(backward)
+    for at in range(len(backward)):
+        each = made.calls[at]  # which may read another sum's by now
         if each is None or each.op != "eltwise_sum_backward" or each.attributes["coeff"] != 1:
             continue
         dy, copy = each.operands
         assert dy is not None and copy is not None
         if dy.memory is copy.memory or dy.memory not in free or copy.memory not in free:
             continue
-        readers = _readers(result, at + 1, dy, copy)
+        readers = _readers(made, at + 1, dy, copy)
         if readers is not None:
             for reader in readers:
-                result[reader] = _reading(result[reader], dy, copy)
-            result[at] = None
+                made.put(reader, _reading(made.calls[reader], dy, copy))
+            made.put(at, None)
             if readers and "batch_norm_scale_backward" in ops:
-                _at_one_go(result, readers[0], dy)
-    calls = [each for each in result if each is not None]
+                _at_one_go(made, readers[0], dy)
+    calls = [each for each in made.calls if each is not None]
     return calls, {*memories(backward)} - {*memories(calls)}
 
 
-def _readers(calls: Sequence[Call | None], start: int, dy: Operand, copy: Operand) -> list[int] | None:
+class _Calls:
+    """Calls, of which some are replaced, and where each memory is used: deep nets have thousands of both.
+
+    Attributes:
+        calls: what they are by now; None where there is none any more.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls: list[Call | None] = [None] * len(calls)
+        self._used: dict[SyncedMemory, list[int]] = defaultdict(list)  # in order; maybe not any more
+        for at, each in enumerate(calls):
+            self.put(at, each)
+
+    def put(self, at: int, each: Call | None) -> None:
+        """Let it be the call at a position."""
+        self.calls[at] = each
+        for memory in {*memories([each])} if each is not None else ():
+            used = self._used[memory]
+            slot = bisect_left(used, at)
+            if slot == len(used) or used[slot] != at:
+                used.insert(slot, at)
+
+    def using(self, start: int, *those: SyncedMemory) -> Iterator[tuple[int, Call]]:
+        """The calls from `start` on that use any of the memories, in order, and where they are."""
+        found = {at for memory in those for at in self._used[memory][bisect_left(self._used[memory], start) :]}
+        for at in sorted(found):
+            each = self.calls[at]
+            if each is not None and not {*memories([each])}.isdisjoint(those):
+                yield at, each
+
+
+def _readers(calls: _Calls, start: int, dy: Operand, copy: Operand) -> list[int] | None:
     """The calls from `start` on that read a copy of dy, up to where its array begins anew; None if they would not find
     the same in dy."""
     found, changed = list[int](), False
-    for at in range(start, len(calls)):
-        each = calls[at]
-        if each is None:
-            continue
+    for at, each in calls.using(start, dy.memory, copy.memory):
         changed = changed or dy.memory in each.written_memories()
         own = [operand for operand in each.present() if operand.memory is copy.memory]
         if any(operand.intent is Intent.WRITE or not lie_alike(copy, operand) for operand in own):
@@ -80,16 +110,16 @@ def _reading(each: Call | None, dy: Operand, copy: Operand) -> Call:
     return each.over(tuple(operands))
 
 
-def _at_one_go(calls: list[Call | None], at: int, dy: Operand) -> None:
+def _at_one_go(made: _Calls, at: int, dy: Operand) -> None:
     """Put one call in place of those of a scale and a batch norm from `at` on, if these begin with dy there.
 
     It counts as the batch norm's: a pass that begins there would find nothing that the scale has left.
     """
-    following = [*filter(None, takewhile(bool, calls[at : at + 4]))]
+    following = [*filter(None, takewhile(bool, made.calls[at : at + 4]))]
     group = normalize_backward(following, 0)
     if group is None or group.call.operand(4).memory is not dy.memory:
         return
-    later = {*memories(each for each in calls[at + group.stop :] if each is not None)}
-    if all(each.memory not in later for each in group.skipped):
-        one = like(following[group.stop - 1], group.call)
-        calls[at : at + group.stop] = [one, *[None] * (group.stop - 1)]
+    if not any(made.using(at + group.stop, *(each.memory for each in group.skipped))):
+        made.put(at, like(following[group.stop - 1], group.call))
+        for skipped in range(at + 1, at + group.stop):
+            made.put(skipped, None)
