@@ -71,7 +71,7 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
             continue  # neither fits nor needs less than others
         if best is not None and least_ms(way.made.places, times) >= best.ms:
             continue  # no copies make that less
-        for fitted in _evicted(net, way, (tight, room), 0 if slices is None else room, times):
+        for fitted in _evicted(net, way, (tight, room), times):
             if max(fitted.places.layout.nbytes, others) <= room:
                 fitted.ms = reckon(fitted.places, times).ms
                 best = min(best or fitted, fitted, key=attrgetter("ms"))
@@ -166,36 +166,34 @@ def _most(needs: Iterable[Need], arena: Container[Any]) -> dict[SyncedMemory, in
     return taken
 
 
-def _evicted(net: Net, way: Way, rooms: tuple[int, int], most: int, times: Times) -> Iterator[Made]:
+def _evicted(net: Net, way: Way, rooms: tuple[int, int], times: Times) -> Iterator[Made]:
     """The calls with as little evicted as makes them fit into the first of the rooms by their loads; then with more and
     more, for the gaps in a plan, and at last with all. Each time with what comes back early, and without. If none can
-    fit, the least. If `most` is not 0, an arena of so many bytes is small enough, but the last is as small as can be.
+    fit, the least. An arena of the second of the rooms is small enough, but the last is as small as can be.
     """
-    floor, room = lowest(way.found, way.load), rooms[0]
+    floor, (room, enough) = lowest(way.found, way.load), rooms
     target, chosen = max(room, floor), None
     for _ in range(TRIES):
         before, chosen = chosen, choose(way.found, way.load, target, way.away or ())
         if chosen != before:
             if floor <= room:
-                yield _without(net, way, chosen, times, most, rooms)
-            trial = _without(net, way, chosen, times, most)
+                yield _without(net, way, chosen, times, enough, room)
+            trial = _without(net, way, chosen, times, enough)
             yield trial
         if target == floor:
             break
         target = max(floor, target - max(trial.places.layout.nbytes - room, room // 64))
     else:
-        yield _without(net, way, choose(way.found, way.load, floor, way.away or ()), times, most)
+        yield _without(net, way, choose(way.found, way.load, floor, way.away or ()), times, enough)
     yield _without(net, way, way.found, times)  # as small as can be
 
 
-def _without(
-    net: Net, way: Way, chosen: Sequence[Candidate], times: Times, most: int = 0, rooms: tuple[int, int] = (0, 0)
-) -> Made:
-    """The calls with these arrays evicted; in the first of the rooms by their loads, and the second as they are laid
-    out, these come back as early as their copies want, and stay until they have left."""
+def _without(net: Net, way: Way, chosen: Sequence[Candidate], times: Times, enough: int = 0, room: int = 0) -> Made:
+    """The calls with these arrays evicted, in an arena of `enough` bytes or as small as can be. With `room` for their
+    loads they come back as early as their copies want, and stay until they have left."""
     made, device = way.made, net.device
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
-    soon = ahead(chosen, way.load, made.places, times, int(EARLY * rooms[0]))
+    soon = ahead(chosen, way.load, made.places, times, int(EARLY * room))
     early = {each: starts[step - first] for each, step in soon.items()}
     places = made.schedules[0].joints(), made.schedules[1].joints()
     found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
@@ -203,10 +201,10 @@ def _without(
     net._have(dataclasses.replace(made, fetched=fetched))
     schedules = net._scheduled(found.forward, found.backward, made.passing)
     drawn = draft(net, schedules, made.kept)
-    drawn.enough = most
-    if rooms[0]:
-        longer = (lingering(drawn, times, int(part * rooms[0])) for part in LINGERING)
-        drawn = next((each for each in longer if each.layout.nbytes <= rooms[1]), drawn)
+    drawn.enough = enough
+    if room:
+        longer = (lingering(drawn, times, int(part * room)) for part in LINGERING)
+        drawn = next((each for each in longer if each.layout.nbytes <= enough), drawn)
     return dataclasses.replace(
         made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,
         homes=found.homes, fetched=fetched, evicted=travelling(chosen),

@@ -271,7 +271,7 @@ def _with_state_sooner(net: Net, made: Made, room: int, times: Times, last_first
     (forward, position), (backward, _) = with_moved(made.forward, early), with_moved(made.backward, in_backward)
     schedules = net._scheduled(forward, backward, made.passing)
     drawn = draft(net, schedules, made.kept)
-    drawn.enough = room_of(net, made) if made.sliced is not None else 0
+    drawn.enough = room_of(net, made)
     for each in (lingering(drawn, times, room), drawn):
         if each.layout.nbytes <= room_of(net, made):
             remade, ms = moved(made.remade, position), reckon(each, times).ms
