@@ -250,11 +250,16 @@ def _first(candidates: Sequence[_Candidate], part: float) -> tuple[_Candidate, .
 def _sooner(net: Net, made: Made) -> Made:
     """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
     room, times, best = room_of(net, made), Times(net.device), made
+    known: dict[Any, Made | None] = {}  # both orders may come to the same
     net._have(made)
     for last_first in (False, True):
         before = math.inf
         for part in SOONER:
-            found = _with_state_sooner(net, made, int(part * room), times, last_first)
+            moves = _moves(made, int(part * room), times, last_first)
+            same = part, *(frozenset(each.items()) for each in moves)
+            if same not in known:
+                known[same] = _with_state_sooner(net, made, int(part * room), times, moves)
+            found = known[same]
             if found is not None:
                 best = min(best, found, key=_rank)
                 if found.ms >= before:
@@ -263,9 +268,11 @@ def _sooner(net: Net, made: Made) -> Made:
     return best
 
 
-def _with_state_sooner(net: Net, made: Made, room: int, times: Times, last_first: bool) -> Made | None:
-    """The calls, with state fetched before it is needed where all takes no more than that then, if it has places."""
-    early, in_backward = _moves(made, room, times, last_first)
+def _with_state_sooner(
+    net: Net, made: Made, room: int, times: Times, moves: tuple[dict[int, int], dict[int, int]]
+) -> Made | None:
+    """The calls, with state fetched where `_moves` says, if it has places."""
+    early, in_backward = moves
     if not early and not in_backward:
         return None
     (forward, position), (backward, _) = with_moved(made.forward, early), with_moved(made.backward, in_backward)
