@@ -8,7 +8,6 @@ go it takes the sum's gradient for input, so that its result may lie where it ha
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from itertools import takewhile
@@ -58,25 +57,21 @@ class _Calls:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls: list[Call | None] = [None] * len(calls)
-        self._used: dict[SyncedMemory, list[int]] = defaultdict(list)  # in order; maybe not any more
+        self._used: dict[SyncedMemory, set[int]] = defaultdict(set)  # where it is, or was
         for at, each in enumerate(calls):
             self.put(at, each)
 
     def put(self, at: int, each: Call | None) -> None:
         """Let it be the call at a position."""
         self.calls[at] = each
-        for memory in {*memories([each])} if each is not None else ():
-            used = self._used[memory]
-            slot = bisect_left(used, at)
-            if slot == len(used) or used[slot] != at:
-                used.insert(slot, at)
+        for memory in memories([each] if each is not None else ()):
+            self._used[memory].add(at)
 
     def using(self, start: int, *those: SyncedMemory) -> Iterator[tuple[int, Call]]:
         """The calls from `start` on that use any of the memories, in order, and where they are."""
-        found = {at for memory in those for at in self._used[memory][bisect_left(self._used[memory], start) :]}
-        for at in sorted(found):
+        for at in sorted({at for memory in those for at in self._used[memory]}):
             each = self.calls[at]
-            if each is not None and not {*memories([each])}.isdisjoint(those):
+            if at >= start and each is not None and not {*memories([each])}.isdisjoint(those):
                 yield at, each
 
 
