@@ -255,10 +255,11 @@ def _sooner(net: Net, made: Made) -> Made:
     for last_first in (False, True):
         before = math.inf
         for part in SOONER:
-            moves = _moves(made, int(part * room), times, last_first)
-            same = part, *(frozenset(each.items()) for each in moves)
+            tight = int(part * room)
+            moves = _moves(made, tight, times, last_first)
+            same = tight, *(frozenset(each.items()) for each in moves)
             if same not in known:
-                known[same] = _with_state_sooner(net, made, int(part * room), times, moves)
+                known[same] = _with_state_sooner(net, made, (tight, room), times, moves)
             found = known[same]
             if found is not None:
                 best = min(best, found, key=_rank)
@@ -269,18 +270,20 @@ def _sooner(net: Net, made: Made) -> Made:
 
 
 def _with_state_sooner(
-    net: Net, made: Made, room: int, times: Times, moves: tuple[dict[int, int], dict[int, int]]
+    net: Net, made: Made, rooms: tuple[int, int], times: Times, moves: tuple[dict[int, int], dict[int, int]]
 ) -> Made | None:
-    """The calls, with state fetched where `_moves` says, if it has places."""
+    """The calls, with state fetched where `_moves` says, if all has places in the second of the rooms; arrays stay
+    until they have left where the loads are no more than the first."""
+    tight, room = rooms
     early, in_backward = moves
     if not early and not in_backward:
         return None
     (forward, position), (backward, _) = with_moved(made.forward, early), with_moved(made.backward, in_backward)
     schedules = net._scheduled(forward, backward, made.passing)
     drawn = draft(net, schedules, made.kept)
-    drawn.enough = room_of(net, made)
-    for each in (lingering(drawn, times, room), drawn):
-        if each.layout.nbytes <= room_of(net, made):
+    drawn.enough = room
+    for each in (lingering(drawn, times, tight), drawn):
+        if each.layout.nbytes <= room:
             remade, ms = moved(made.remade, position), reckon(each, times).ms
             return dataclasses.replace(
                 made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=each, ms=ms
