@@ -69,9 +69,9 @@ class _Calls:
 
     def using(self, start: int, *those: SyncedMemory) -> Iterator[tuple[int, Call]]:
         """The calls from `start` on that use any of the memories, in order, and where they are."""
-        for at in sorted({at for memory in those for at in self._used[memory]}):
+        for at in sorted({at for memory in those for at in self._used[memory] if at >= start}):
             each = self.calls[at]
-            if at >= start and each is not None and not {*memories([each])}.isdisjoint(those):
+            if each is not None and not {*memories([each])}.isdisjoint(those):
                 yield at, each
 
 
