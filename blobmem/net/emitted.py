@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from blobmem.layers.base import Layer
@@ -40,7 +40,7 @@ class Emitted:
     places: list[int] | None = None
     sliced: Sliced | None = None
 
-    def keep_less(self, free: Set[SyncedMemory], ops: Container[str]) -> Emitted:
+    def keep_less(self, free: Set[SyncedMemory], ops: Mapping[str, Any]) -> Emitted:
         """The calls by which less need be kept for backward (`plan`), and what may be made anew.
 
         Args:
@@ -56,7 +56,7 @@ class Emitted:
         return dataclasses.replace(self, backward=straight, remade=remade, absent=absent, again=again)
 
     def abreast(
-        self, which: Abreast, free: Set[SyncedMemory], ops: Container[str], images_last: bool
+        self, which: Abreast, free: Set[SyncedMemory], ops: Mapping[str, Any], images_last: bool
     ) -> Emitted | None:
         """The same with a run of layers in slices abreast; None where arrays do not allow it."""
         sliced = abreast(self.forward, self.backward, self.remade, which, free, images_last)

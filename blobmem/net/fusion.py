@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from blobmem.dtypes import is_half
 from blobmem.layers.norm import Scale
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.ops.call import Call, Operand
+from blobmem.ops.registry import table
 
 if TYPE_CHECKING:
     from blobmem.net.build import Node
+
+
+ROUNDED = frozenset({"conv_batch_norm_given"})
+"""Ops whose results are those of the calls that they replace to rounding, not to the bit."""
 
 
 class Group(NamedTuple):
@@ -32,13 +41,21 @@ class Group(NamedTuple):
     skipped: tuple[Operand, ...] = ()
 
 
+def ops_of(device: Any) -> Mapping[str, Any]:
+    """The ops of a device that its calls may run as: on one that computes deterministically all leave the same bits."""
+    ops = table(device.family)
+    if getattr(device, "deterministic", False):
+        return {name: each for name, each in ops.items() if name not in ROUNDED}
+    return ops
+
+
 def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[SyncedMemory] = ()) -> dict[int, Group]:
     """Where runs of calls begin that one of `ops` replaces.
 
-    `passing` are memories that nobody reads but these calls. What is in one need not be written if its last reader is
-    among the calls that are replaced.
+    `passing` are memories that nobody reads but these calls. What is in one need not be written if nobody reads it
+    behind the calls that are replaced, or not before all of it is written again.
     """
-    last = {memory: at for at, each in enumerate(calls) for memory in each.read_memories() if memory in passing}
+    behind = _Behind(calls, passing)
     found: dict[int, Group] = {}
     at = 0
     while at < len(calls):
@@ -49,7 +66,7 @@ def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[Syn
                 group is not None
                 and group.call.op in ops
                 and group.stop - at <= (calls[at].together or len(calls))
-                and all(last.get(each.memory, group.stop) < group.stop for each in group.skipped)
+                and all(behind.nobody_reads(each, group.stop) for each in group.skipped)
             ):
                 group.call.stream = min(each.stream for each in calls[at : group.stop])
                 found[at] = group
@@ -57,6 +74,31 @@ def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[Syn
             group = None
         at = at + 1 if group is None else group.stop
     return found
+
+
+class _Behind:
+    """What becomes of memories that nobody reads but these calls."""
+
+    def __init__(self, calls: Sequence[Call], passing: Container[SyncedMemory]) -> None:
+        self._calls, self._passing = calls, passing
+        self._uses: dict[SyncedMemory, list[int]] = defaultdict(list)
+        for at, each in enumerate(calls):
+            for memory in {operand.memory for operand in each.present()}:
+                if memory in passing:
+                    self._uses[memory].append(at)
+
+    def nobody_reads(self, operand: Operand, at: int) -> bool:
+        """Whether no call from `at` on reads what there is now in the operand's place."""
+        if operand.memory not in self._passing:
+            return False
+        uses = self._uses[operand.memory]
+        for position in uses[bisect_left(uses, at) :]:
+            mine = [each for each in self._calls[position].present() if each.memory is operand.memory]
+            if any(each.intent is not Intent.OVERWRITE for each in mine):
+                return False
+            if any(_same(each, operand) and each.nbytes >= operand.nbytes for each in mine):
+                return not self._calls[position].once
+        return True
 
 
 def share_kept(nodes: Iterable[Node]) -> None:
@@ -421,6 +463,45 @@ def _sum_behind(calls: Sequence[Call], at: int) -> Group | None:
     return Group(at + 2 + relu, call, _elsewhere(y, top))
 
 
+def _norm_behind(calls: Sequence[Call], at: int) -> Group | None:
+    """In float32, a convolution and a batch norm of its top by given statistics, and what that takes upon itself: a
+    Scale, a sum, a ReLU. Of halves what is added would be rounded to one."""
+    top = calls[at].operand(3)
+    if top.blob.dtype != np.float32 or not _is(calls, at + 1, "batch_norm_given"):
+        return None
+    norm = Group(at + 2, calls[at + 1].over(calls[at + 1].operands, {}))
+    found = (match(calls, at + 1) for match in (_normalize_sum_forward, _normalize_forward))
+    groups = (_normalized(calls, at, each) for each in (*found, norm) if each is not None)
+    return next((each for each in groups if each is not None), None)
+
+
+def _normalized(calls: Sequence[Call], at: int, norm: Group) -> Group | None:
+    """A convolution and the batch norm behind it, with all that this takes upon itself."""
+    first, (x, w, bias, top) = calls[at], calls[at].operands
+    source, *operands = norm.call.operands
+    other = operands.pop(0) if "sum" in str(norm.call.op) else None
+    y, kept, mean, inv_std, *factors = operands
+    made = [each for each in (y, kept) if each is not None]
+    arrays = [each for each in (*made, other) if each is not None]
+    gamma, beta = factors or (None, None)
+    if (
+        not _same(source, top)
+        or top is None
+        or norm.call.attributes.get("slope", 0) != 0
+        or (kept is not None and gamma is None)
+        or any(_same(x, each) for each in made)
+        or len({_place(each) for each in arrays}) < len(arrays)
+        or not _one_order(top, *arrays)
+    ):
+        return None
+    y, other, kept = (None if each is None else dataclasses.replace(each, shape=top.shape) for each in (y, other, kept))
+    relu = bool(norm.call.attributes.get("relu", other is not None))
+    given = (x, w, bias, other, y, kept, mean, inv_std, gamma, beta)
+    skipped = [each for each in (top, *norm.skipped) if not any(_same(each, one) for one in made)]
+    call = _fused(first, "conv_batch_norm_given", *given, **first.attributes, relu=relu)
+    return Group(norm.stop, call, tuple(skipped))
+
+
 def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
     """The gradient of a ReLU and that of the bias of the convolution before it, where channels come last."""
     first = calls[at]
@@ -501,7 +582,7 @@ _MATCHES = {
     "batch_norm_given": (_normalize_sum_forward, _normalize_forward),
     "batch_norm_inference": (_normalize_forward,),
     "concat_backward": (_concat_backward,),
-    "conv_forward": (_sum_behind, _relu_behind),
+    "conv_forward": (_norm_behind, _sum_behind, _relu_behind),
     "inner_product_forward": (_relu_behind,),
     "relu_backward": (normalize_backward, _sum_backward, _relu_bias_backward),
     "scale_backward_beta": (normalize_backward,),

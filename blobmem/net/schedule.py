@@ -13,13 +13,12 @@ from blobmem.memory.blob import moves
 from blobmem.memory.slot import Slot
 from blobmem.memory.workspace import workspace, workspaces
 from blobmem.net.captured import Captured, pieces, why_eager
-from blobmem.net.fusion import Group, groups
+from blobmem.net.fusion import Group, groups, ops_of
 from blobmem.net.lanes import Lanes
 from blobmem.net.layouts import channels_last
 from blobmem.net.needs import Constant, Need
 from blobmem.net.steps import Bound, BoundLast, Done, Step, kind_of, run_by, scratch_of
 from blobmem.ops.call import Call
-from blobmem.ops.registry import table
 
 if TYPE_CHECKING:
     from blobmem.net.clock import Clock
@@ -347,7 +346,7 @@ def _fusions(
     if side is Side.DEVICE and images_last:
         calls = channels_last(calls)
     fuses = side is Side.DEVICE and device.family != "host"
-    return calls, groups(calls, table(device.family), passing) if fuses else {}
+    return calls, groups(calls, ops_of(device), passing) if fuses else {}
 
 
 def joints(

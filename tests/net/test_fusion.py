@@ -14,8 +14,9 @@ from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.memory import Side
 from blobmem.net import fusion
 from blobmem.net.fusion import groups
+from blobmem.net.plan.again import Less
 from blobmem.net.plan.evict import lowest
-from blobmem.net.plan.ways import taken_apart
+from blobmem.net.plan.ways import again_in, taken_apart
 from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
 from blobmem.ops.registry import table
 
@@ -285,9 +286,55 @@ def test_what_nobody_reads_but_a_sum_is_not_there_and_says_so():
     assert_same([net.blobs["d"].cpu_data()], [kept.blobs["d"].cpu_data()])
     assert net.run_forward(scale + 1, last) == kept.run_forward(scale + 1, last)
     net.run_backward()
-    made_between = "bn/recomputed"  # what b is made anew in, for the sum
+    made_between = "pn/recomputed"  # what p is made anew in, for the sum
     with pytest.raises(SharedBlobError, match="has no bytes now"):
         net.internals[made_between].cpu_data()
+
+
+def averaged(text):
+    """The net with an average in place of a product, which has a workspace of its own."""
+    pool = layer("Pooling", "g", "e", "g", "pooling_param { pool: AVE global_pooling: true }")
+    end = pool + layer("Flatten", "ip", "g", "ip") + layer("EuclideanLoss", "loss", "ip t", "loss")
+    return text[: text.index('layer { name: "ip"')] + end
+
+
+@needs_compiler
+@pytest.mark.parametrize("last, projected, slope", [
+    (False, "p b", ""), (True, "b p", "relu_param { negative_slope: 0.1 }"),
+])  # fmt: skip
+def test_what_is_convolved_again_is_normalised_as_it_is_made(last, projected, slope):
+    """To rounding, so not where the same bits are wanted."""
+    text = averaged(residual(projected, slope=slope)).replace("dim: 6 dim: 5", "dim: 40 dim: 32")
+
+    def run(limit=None, exact=False):
+        device = EmulatedCuda(limit)
+        device.channels_last, device.deterministic = last, exact
+        net = made(text, device, "train")
+        trace = iterate(net)
+        return trace, device.statistics.peak_bytes, backward_ops(net)
+
+    expected, needed, ops = run()
+    assert "conv_batch_norm_given" not in ops and "conv_forward" not in ops
+    limit = int(0.6 * needed)
+    found, peak, ops = run(limit)
+    assert peak <= limit and ops.count("conv_batch_norm_given") > 1 and "conv_forward" not in ops
+    most = max(np.abs(np.asarray(each)).max() for each in expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * most)
+    assert "conv_batch_norm_given" not in run(limit, exact=True)[2]
+
+
+@pytest.mark.parametrize("other, dtype, joined", [
+    ("data", "float32", True), ("c", "float32", False), ("data", "float16", False),
+])  # fmt: skip
+def test_what_is_convolved_is_written_where_others_read_it_too(other, dtype, joined):
+    """And in halves, where what is added to it would be rounded."""
+    text = DATA + conv("c", "data", outputs=2) + layer("BatchNorm", "n", "c", "n") + layer("Scale", "s", "n", "n")
+    text += layer("Eltwise", "y", f"{other} n", "y") + loss("y")
+    net = made(text, PredictedCuda(), "keep", dtype=dtype)
+    again = again_in(net, net._made(Less(), 1))
+    found = groups(again.calls, again.ops, {each.memory for call in again.calls for each in call.present()})
+    assert ("conv_batch_norm_given" in [each.call.op for each in found.values()]) == joined
 
 
 LATER = layer("Power", "later", "b", "z", "power_param { power: 2 }") + layer("Silence", "si", "z", "").replace(

@@ -52,7 +52,8 @@ _RUNNING = {"batch_norm_forward": (5, 6, 7)}
 OPTIONAL = {"batch_norm_forward": 2, "batch_norm_given": 2, "max_pool_forward": 2}
 """Of these, which operand is only written for backward, and may be absent."""
 
-_KEPT = {"batch_norm_given": 2, "batch_norm_scale_given": 2, "batch_norm_scale_sum_relu_given": 3}
+_KEPT = {"batch_norm_given": 2, "batch_norm_scale_given": 2, "batch_norm_scale_sum_relu_given": 3,
+         "conv_batch_norm_given": 5}  # fmt: skip
 """Of batch norms by given statistics, and what runs for these and others, where what is kept for backward is."""
 
 NORMS = ("batch_norm_forward", "batch_norm_given")
@@ -74,7 +75,7 @@ class Again:
         layers: the calls of the pass as layers have them, if these are others.
 
     Attributes:
-        uses, free: as given.
+        uses, free, ops: as given.
         calls: those of forward as they run again.
         may: positions of the calls of forward that may run again.
         offers: memories that backward reads, and which may be made anew for it.
@@ -82,9 +83,9 @@ class Again:
     """
 
     def __init__(
-        self, uses: Uses, free: Container[SyncedMemory], ops: Container[str], layers: Sequence[Call] = ()
+        self, uses: Uses, free: Container[SyncedMemory], ops: Mapping[str, Any], layers: Sequence[Call] = ()
     ) -> None:
-        self.uses, self.free = uses, free
+        self.uses, self.free, self.ops = uses, free, ops
         self._layers = layers or (*uses.forward, *uses.backward)
         self._gives = "batch_norm_given" in ops
         self.calls = [self.call(each) for each in uses.forward]
@@ -334,7 +335,7 @@ class Rerun:
         each = self._call(at)
         if each.op not in _TAKES_PLACE or each.operand(-1).memory is not memory:
             return None
-        for source in self._made(at):
+        for source in sorted(self._made(at), key=lambda each: -self.again.maker(each, at)):  # may run as one with it
             users = [user for user in self._users[source] if source not in self._makes(user)]
             alone = source is not memory and source not in self.wanted and users == [at]
             if alone and [*_read(each)].count(source) == 1:

@@ -15,7 +15,7 @@ import dataclasses
 import heapq
 import math
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -25,12 +25,14 @@ import numpy as np
 from blobmem.devices.pages import round_up
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.views import ALIGNMENT
+from blobmem.net.fusion import groups
 from blobmem.net.plan.again import NORMS, OPTIONAL, Again, by_one
 from blobmem.net.plan.evict import Candidate, loads
 from blobmem.net.plan.heirs import IN_PLACE
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft
 from blobmem.net.plan.times import COPIES, Times
+from blobmem.net.schedule import Unit
 
 ROUNDS = 12
 """How often it is looked at what is in use while arrays are made, and more is done without where that is too much."""
@@ -125,6 +127,8 @@ class Pass:
         reads, inputs: of each call of forward, what it reads.
         unit: of each call of forward the first of those that it may run as one with.
         members: of such a first one, all of them.
+        joined: such first ones with which the call before them, too, runs as one: what they, and those that they run as
+            one with, take beside it is the first one's cost.
         cost: of each, the milliseconds that it adds; those of what may run as one are put down to the first.
         least: the same, where batch norms make their results alone, or what they keep.
         scratch: of each, bytes while it runs.
@@ -156,6 +160,10 @@ class Pass:
         self.reads = [{each.memory for each in call.present() if each.intent is Intent.READ} for call in forward]
         self.unit, self.cost, self.least, self.scratch = list[int](), list[float](), list[float](), list[int]()
         self.members: dict[int, range] = {}
+        self.joined = set[int]()
+        reads = ((at, source) for at, each in enumerate(self.reads) for source in each)
+        self._takers = Counter(again.maker(source, at) for at, source in reads)
+        before: Unit | None = None
         for unit in drawn.units[0]:
             self.members[unit.start] = range(unit.start, unit.stop)
             for at in self.members[unit.start]:
@@ -164,6 +172,8 @@ class Pass:
                 self.cost.append(times.ms(each))
                 self.least.append(times.ms(by_one(each)))
                 self.scratch.append(unit.scratch)
+            self._join(before, unit)
+            before = unit
         self.starts = [[unit.start for unit in units] for units in drawn.units]
         last = {operand.memory: at for at, each in enumerate(forward) for operand in each.present()}
         bridges = again.bridges()
@@ -183,6 +193,22 @@ class Pass:
         self.bit = {memory: 1 << at for at, memory in enumerate([*self.arrays, *self.held])}
         self.looks = [self._looks(at) for at in range(len(forward))]
         self.made = [[memory for memory, *_ in written if memory in self.arrays] for written in self.writes]
+
+    def _join(self, before: Unit | None, unit: Unit) -> None:
+        """Where a unit of forward runs again as one with the call before it, note what that takes more."""
+        if before is None or len(before.calls) > 1:
+            return
+        first, *rest = (self.again.call(each) for each in (*before.calls, *(unit.calls[:-1] or unit.calls)))
+        uses = self.again.uses
+        if self._takers[before.start] > 1 or any(
+            memory in uses.read and uses.last_write(memory) == before.start for memory in first.written_memories()
+        ):
+            return
+        group = groups([first, *rest], self.again.ops, self.again.free).get(0)
+        if group is not None and group.stop > len(rest):
+            self.joined.add(unit.start)
+            for known, each in ((self.cost, group.call), (self.least, by_one(group.call))):
+                known[unit.start] = max(0.0, self.times.ms(each) - self.times.ms(first))
 
     def _kinds(self) -> tuple[dict[SyncedMemory, Kind], dict[Kind, list[SyncedMemory]]]:
         forward, kind, alike = self.again.uses.forward, dict[SyncedMemory, Kind](), dict[Kind, list[SyncedMemory]]()
@@ -523,6 +549,9 @@ class _State:
     def _ms(self, units: Iterable[int]) -> float:
         cost, members, runners, result = self.whole.cost, self.whole.members, self._runners, 0.0
         for unit in units:
+            if unit in self.whole.joined and runners[unit]:
+                result += cost[unit]
+                continue
             most = 0.0
             for at in members[unit]:
                 if cost[at] > most and runners[at]:

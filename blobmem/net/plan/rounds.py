@@ -159,7 +159,8 @@ class _Numbered:
             np.array(late, np.bool_), *behind_each_other(final.get(at, ()) for at in calls), take, take_of, write,
             write_of, *self._used(take), np.repeat(np.arange(len(forward)), np.diff(take_of)),
             np.array([each.op in IN_PLACE for each in forward], np.bool_), np.array(whole.unit, np.int64),
-            np.array(whole.least, np.float64), np.array(whole.scratch, np.int64), len(self._number),
+            np.array(whole.least, np.float64), np.array(whole.scratch, np.int64),
+            np.array([at in whole.joined for at in calls], np.bool_), len(self._number),
         )  # fmt: skip
 
     def _by_step(self) -> tuple[np.ndarray, list[int], Rows, Rows, Rows]:

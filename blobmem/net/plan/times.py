@@ -45,7 +45,8 @@ COPIES = ("evict", "fetch")
 """Calls that copy to the host and back, on a stream of their own each."""
 
 _PRODUCTS = {
-    "conv_forward": (3, 1), "conv_relu_forward": (3, 1), "conv_sum_forward": (4, 1), "conv_backward_data": (0, 1),
+    "conv_forward": (3, 1), "conv_relu_forward": (3, 1), "conv_sum_forward": (4, 1),
+    "conv_batch_norm_given": (4, 1), "conv_backward_data": (0, 1),
     "conv_backward_weights": (1, 2), "deconv_forward": (0, 1), "deconv_backward_data": (0, 1),
     "deconv_backward_weights": (0, 2),
 }  # fmt: skip

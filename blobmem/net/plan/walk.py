@@ -41,6 +41,7 @@ class Tables(NamedTuple):
         taker: of each row of `take` the call.
         in_place: which calls may make their output in an array that they read.
         unit, cost, scratch: of each call the first of those that it runs as one with, ms, and bytes while it runs.
+        joined: which calls run as one with the one before them, too: those that follow as one with them take nothing.
         memories: how many there are; arrays come first, which alone may be gone.
     """
 
@@ -73,6 +74,7 @@ class Tables(NamedTuple):
     unit: Ints
     cost: Floats
     scratch: Ints
+    joined: Bools
     memories: int
 
 
@@ -166,9 +168,14 @@ def _find_runs(take: Ints, take_of: Ints, gone: Bools, runs: Bools, found: Ints,
 
 
 @part
-def _ms_of(unit: Ints, cost: Floats, found: Ints, total: int, units: Floats) -> float:
-    """What the calls that are found take, of those that run as one the longest."""
+def _ms_of(unit: Ints, joined: Bools, cost: Floats, found: Ints, total: int, units: Floats) -> float:
+    """What the calls that are found take, of those that run as one the longest, or the first where that is `joined`."""
     result = 0.0
+    for at in range(total):
+        call = found[at]
+        if joined[call]:
+            result += cost[call]
+            units[unit[call]] = np.inf
     for at in range(total):
         call = found[at]
         counted = units[unit[call]]
@@ -307,7 +314,7 @@ def _find_cost(tables: Tables, state: _State, memory: int) -> None:
     state.waiting[count] = tables.maker[memory]
     count += 1  # a constant would have it compiled once more
     total = _find_runs(take, take_of, state.gone, state.runs, found, state.waiting, count)
-    state.costs[memory] = _ms_of(tables.unit, tables.cost, found, total, state.units)
+    state.costs[memory] = _ms_of(tables.unit, tables.joined, tables.cost, found, total, state.units)
     _unmark(state.runs, found, total)
     for each in range(total):
         for at in range(take_of[found[each]], take_of[found[each] + 1]):
@@ -437,7 +444,7 @@ def _spare(tables: Tables, state: _State, step: int, ms: float, order: Ints, gon
             if gone[memory] and tables.late[memory]:
                 gone[memory] = False
                 total = _find_round(tables, state, gone, step)
-                spared[memory] += ms - _ms_of(tables.unit, tables.cost, state.found, total, state.units)
+                spared[memory] += ms - _ms_of(tables.unit, tables.joined, tables.cost, state.found, total, state.units)
                 _unmark(state.runs, state.found, total)
                 gone[memory] = True
 
@@ -531,7 +538,7 @@ def _round(tables: Tables, state: _State, step: int, spared: Floats, short: Bool
     for memory in range(gone.size):
         gone[memory], made[memory] = state.gone[memory], False
     total = _find_round(tables, state, gone, step)
-    ms = _ms_of(tables.unit, tables.cost, state.found, total, state.units)
+    ms = _ms_of(tables.unit, tables.joined, tables.cost, state.found, total, state.units)
     count, order = 0, np.empty(total, np.int64)
     for call in range(state.runs.size):
         if state.runs[call]:

@@ -15,6 +15,7 @@ import numpy as np
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
+from blobmem.net.fusion import ops_of
 from blobmem.net.plan import rounds
 from blobmem.net.plan.again import Again, Less
 from blobmem.net.plan.choice import Choice, Pass
@@ -255,7 +256,7 @@ def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[
 
 def again_in(net: Net, made: Made) -> Again:
     """What could be made anew of these calls."""
-    ops, passes = table(net.device.family), (made.forward, made.backward)
+    ops, passes = ops_of(net.device), (made.forward, made.backward)
     free, uses = net._free({*memories(chain(*passes))}), Uses(*passes, ops)
     if made.again is not None:  # updates of parameters wait for all that reads these
         uses.changed = made.again.uses.changed

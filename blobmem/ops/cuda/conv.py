@@ -79,6 +79,30 @@ def forward_sum_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: Ar
     return _forward_bytes(_forward_direction(b, relu, True), x, w, device, turned, room, _window(**given))
 
 
+def normalized_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: ArraySpec | None, y: ArraySpec,
+                     kept: ArraySpec | None, *_: Any, device: Any, relu: bool, turned: bool = False,
+                     room: int | None = None, **given: Any) -> int:  # fmt: skip
+    """Workspace of `forward` behind weights and a bias that are made for a batch norm (`room_to_normalize`)."""
+    direction = _normalized_direction(other, kept, relu)
+    return sum(_sizes_to_normalize(w)) + _forward_bytes(direction, x, w, device, turned, room, _window(**given))
+
+
+def _normalized_direction(other: ArraySpec | None, kept: ArraySpec | None, relu: bool) -> str:
+    """The direction of a convolution that is normalised as it is made; the rest comes behind what is kept."""
+    return _forward_direction(True, relu, True) if other is not None and kept is None else "forward+bias"
+
+
+def _sizes_to_normalize(w: Any) -> tuple[int, int]:
+    return aligned(w.nbytes), aligned(w.shape[0] * w.dtype.itemsize)
+
+
+def room_to_normalize(w: CudaArray, ws: CudaArray) -> tuple[CudaArray, CudaArray, CudaArray]:
+    """Where ws begins an array like the weights and one for a bias, and the rest of ws."""
+    weights, bias = _beside(w, ws), ws.part(aligned(w.nbytes), (w.shape[0],), w.dtype)
+    front = sum(_sizes_to_normalize(w))
+    return weights, bias, ws.part(front, (ws.nbytes - front,), np.uint8)
+
+
 def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turned: bool, room: int | None,
                    window: Window) -> int:  # fmt: skip
     if direction in _FIRST and _is_first(x, w, window, device):
@@ -170,7 +194,9 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
     if op.startswith("deconv"):
         return None
     stated = {name: attributes[name] for name in _WINDOW if name in attributes}
-    if op in ("conv_forward", "conv_relu_forward", "conv_sum_forward"):
+    if op == "conv_batch_norm_given":
+        at, direction = (0, 1), _normalized_direction(specs[3], specs[5], bool(attributes["relu"]))
+    elif op in ("conv_forward", "conv_relu_forward", "conv_sum_forward"):
         at, direction = (0, 1), _forward_direction(specs[2], bool(attributes.get("relu")), op == "conv_sum_forward")
     else:
         at, direction = ((2, 1), "data") if op == "conv_backward_data" else ((0, 2), "weights")

@@ -22,6 +22,8 @@ from blobmem.ops.registry import ArraySpec
 
 _log = logging.getLogger(__name__)
 
+_WITH_LESS = {"forward+bias": "forward", "forward+bias+sum+relu": "forward+bias"}
+
 
 def key_of(direction: str, device: Any, x: ArraySpec | CudaArray, w: ArraySpec | CudaArray, stride: Shape, pad: Shape,
            dilation: Shape, group: int, layout: str = "NCHW") -> Key:  # fmt: skip
@@ -137,10 +139,14 @@ def plan_of(key: Key, device: Any) -> Plan | Small | None:
 
 
 def _predicted(key: Key, device: Any) -> Choice | None:
-    """What the files have for a key, or else for what a search would have done with on such a device (`_find`)."""
+    """What the files have for a key, or else for what a search would have done with on such a device (`_find`), or for
+    the convolution with less behind it, which takes about as long."""
     choice = algorithms.predict(device.model, key.math, key)
     less = _in_less(key, device) if choice is None else None
-    return choice if less is None else algorithms.predict(device.model, key.math, less)
+    choice = choice if less is None else algorithms.predict(device.model, key.math, less)
+    if choice is None and key.direction in _WITH_LESS:
+        return _predicted(key._replace(direction=_WITH_LESS[key.direction]), device)
+    return choice
 
 
 def _in_less(key: Key, device: Any) -> Key | None:

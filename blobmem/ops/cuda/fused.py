@@ -10,7 +10,7 @@ from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import batch_norm, channels, conv, linear, norm
-from blobmem.ops.cuda.launch import Kernels
+from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.cuda.products import only_products
 from blobmem.ops.registry import op
 
@@ -34,6 +34,35 @@ def conv_sum_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, other: Cud
     """y = `conv_forward` plus other, which is of y's size, and with `relu` max(0, .) of that."""
     window = stride, pad, dilation, group, layout
     conv.forward(x, w, b, y, ws, window, relu=relu, turned=turned, other=other, room=room)
+
+
+@op(family="cuda", workspace=conv.normalized_bytes)
+def conv_batch_norm_given(x: CudaArray, w: CudaArray, b: CudaArray | None, other: CudaArray | None, y: CudaArray,
+                          kept: CudaArray | None, mean: CudaArray, inv_std: CudaArray, gamma: CudaArray | None,
+                          beta: CudaArray | None, *, ws: CudaArray, stride: conv.Shape, pad: conv.Shape,
+                          dilation: conv.Shape, group: int, relu: bool, layout: str = "NCHW", turned: bool = False,
+                          room: int | None = None) -> None:  # fmt: skip
+    """y = what `batch_norm_given` makes of `conv_forward`, times gamma, plus beta, plus other, with `relu` max(0, .) of
+    that; kept, if given, gets what is multiplied by gamma. gamma, beta and other may be left out.
+
+    To rounding: the weights are multiplied beforehand. other, y and kept are different arrays of one size.
+    """
+    weights, bias, rest = conv.room_to_normalize(w, ws)
+    factors = (gamma, beta) if kept is None else (None, None)
+    outputs = w.shape[0]
+    arrays = w, b, mean, inv_std, *factors, weights, bias
+    _KERNELS.run(w, "normalizing_weights", outputs, THREADS, *arrays, w.size // max(1, outputs), outputs)
+    window = stride, pad, dilation, group, layout
+    if kept is None:
+        conv.forward(x, weights, bias, y, rest, window, relu=relu, turned=turned, other=other, room=room)
+        return
+    conv.forward(x, weights, bias, kept, rest, window, turned=turned, room=room)
+    folded = kept.reshape(-1, outputs, 1) if layout != "NCHW" else kept.reshape(kept.shape[0], outputs, -1)
+    if other is None:
+        norm.affine(folded, gamma, beta, y, relu=relu)
+    else:
+        sum_of = kept, gamma, beta, other, None, None, y
+        _KERNELS.chunks(kept, "scale_sum_relu", kept.size, *sum_of, kept.size, *folded.shape[1:], 0.0 if relu else 1.0)
 
 
 @op(family="cuda", workspace=only_products)

@@ -67,7 +67,7 @@ def test_the_next_use_of_an_array_is_that_of_what_is_gone_and_made_of_it_too(dra
     tables = Tables(
         0, np.arange(11.0), none, none, none, none, none, none, none, none, *rows(reads), none, np.zeros(0),
         np.arange(count), np.zeros(0, bool), *own, take, take_of, none.reshape(0, 3), none, *use,
-        np.repeat(np.arange(count), np.diff(take_of)), np.zeros(0, bool), none, np.zeros(0), none, count,
+        np.repeat(np.arange(count), np.diff(take_of)), np.zeros(0, bool), none, np.zeros(0), none, np.zeros(0, bool), count,
     )  # fmt: skip
     gone, uses = np.zeros(count, bool), np.array(needed_next(takes, [False] * count, reads))
     wanted = np.array([source if own else NONE if stays else count + maker if same < 0 else same

@@ -35,6 +35,19 @@ extern "C" __global__ void __launch_bounds__(256, CROWD(4))
   map_channels(map, n, channels, inner, aligned(a) && aligned(b) && aligned(y));
 }
 
+// The weights and the bias of a convolution that makes what batch norm by given statistics, and a scale, make of that with
+// w and b; b, gamma and beta may be null. A block takes the `each` weights of an output.
+extern "C" __global__ void normalizing_weights(const D *w, const D *b, const T *mean, const T *inv_std, const D *gamma,
+                                               const D *beta, D *weights, D *bias, i64 each, i64 outputs) {
+  i64 c = blockIdx.x;
+  T times = gamma ? inv_std[c] * gamma[c] : inv_std[c];
+  for (i64 i = threadIdx.x; i < each; i += blockDim.x) weights[c * each + i] = w[c * each + i] * times;
+  if (threadIdx.x == 0) {
+    T plus = (b ? b[c] - mean[c] : -mean[c]) - mean[outputs + c];
+    bias[c] = fma(plus, times, beta ? (T)beta[c] : (T)0);
+  }
+}
+
 // dy, da and db all become g where y is positive, slope * g elsewhere; g is `one`, plus `two` if that is not null. da and
 // db may be null; arrays may be the same.
 extern "C" __global__ void sum_relu_gradient(const D *y, const D *one, const D *two, D *dy, D *da, D *db, i64 n,
