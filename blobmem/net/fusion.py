@@ -14,8 +14,6 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from blobmem.dtypes import is_half
 from blobmem.layers.norm import Scale
 from blobmem.memory import Intent, SyncedMemory
@@ -464,10 +462,9 @@ def _sum_behind(calls: Sequence[Call], at: int) -> Group | None:
 
 
 def _norm_behind(calls: Sequence[Call], at: int) -> Group | None:
-    """In float32, a convolution and a batch norm of its top by given statistics, and what that takes upon itself: a
-    Scale, a sum, a ReLU. Of halves what is added would be rounded to one."""
-    top = calls[at].operand(3)
-    if top.blob.dtype != np.float32 or not _is(calls, at + 1, "batch_norm_given"):
+    """A convolution and a batch norm of its top by given statistics, and what that takes upon itself: a Scale, a sum, a
+    ReLU. In halves the shift is rounded to one, as its top would be."""
+    if not _is(calls, at + 1, "batch_norm_given"):
         return None
     norm = Group(at + 2, calls[at + 1].over(calls[at + 1].operands, {}))
     found = (match(calls, at + 1) for match in (_normalize_sum_forward, _normalize_forward))

@@ -325,10 +325,9 @@ def test_what_is_convolved_again_is_normalised_as_it_is_made(last, projected, sl
 
 
 @pytest.mark.parametrize("other, dtype, joined", [
-    ("data", "float32", True), ("c", "float32", False), ("data", "float16", False),
+    ("data", "float32", True), ("c", "float32", False), ("data", "float16", True),
 ])  # fmt: skip
 def test_what_is_convolved_is_written_where_others_read_it_too(other, dtype, joined):
-    """And in halves, where what is added to it would be rounded."""
     text = DATA + conv("c", "data", outputs=2) + layer("BatchNorm", "n", "c", "n") + layer("Scale", "s", "n", "n")
     text += layer("Eltwise", "y", f"{other} n", "y") + loss("y")
     net = made(text, PredictedCuda(), "keep", dtype=dtype)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 PRICES = (0.03, 0.1, 0.3, 1.0, 9.0)
 """What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
 
-FAIR = 0.15
-"""That for a net of `MANY` arrays, of which plans are not compared."""
+LARGE = ((0.15, True, 0), (0.1, True, 1), (0.15, True, 1))
+"""Prices, and how else `Pass.choose` chooses, of a net of `MANY` arrays, or in slices: few plans of it are compared."""
 
 COMPARED = 2
 """How many plans that are found so, and have room, are laid out, those that may take least time."""
@@ -48,7 +48,7 @@ AIMS = 2
 """How often one is chosen."""
 
 MANY = 1000
-"""Of a net of so many arrays, or calls, no plans are compared, and there are no rounds: each takes seconds."""
+"""Of a net of so many arrays, or calls, few plans are compared, and there are no rounds: each takes seconds."""
 
 PACKED = (0.95, 0.9, 0.85)
 """What part of the room rounds may take, as many arrays that come and go leave gaps."""
@@ -185,7 +185,7 @@ def glance(net: Net, room: int, times: Times) -> tuple[int, float]:
     whole = Pass(again_in(net, plain.made), plain.made.places, plain.found, times)
     if len(whole.arrays) < MANY:
         return rounds.glance(whole, room)
-    choice = whole.choose(room, FAIR, True)
+    choice = whole.choose(room, *LARGE[-1])
     return max(0, choice.over), whole.clock[-1] + choice.ms
 
 
@@ -193,7 +193,7 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way
     """Those by which arrays are chosen that are made anew, once each, with room for them: what is reckoned to take
     least time comes first. What turns out to need more than it was chosen for is chosen again, for as much less."""
     few = len(whole.arrays) < MANY and net._abreast is None
-    tries = [*itertools.product(PRICES, (False, True), (0, 1))] if few else [(FAIR, True, 1)]
+    tries = [*itertools.product(PRICES, (False, True), (0, 1))] if few else LARGE
     found = [(whole.choose(room, *each), each) for each in tries]
     found.sort(key=lambda each: (max(0, each[0].over), each[0].ms))
     seen, most = list[Choice](), COMPARED

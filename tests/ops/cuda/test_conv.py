@@ -123,35 +123,38 @@ def test_convolution_and_sum(cuda, make, rng, case, dtype, bias, relu):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=close * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("case", ["1d", "1x1", "2d", "groups", "3d"])
 @pytest.mark.parametrize(
     "parts", ["", "scale", "scale relu", "sum relu", "kept scale", "kept scale relu", "kept sum relu"]
 )
-def test_convolution_and_norm(cuda, make, rng, case, parts):
+def test_convolution_and_norm(cuda, make, rng, case, parts, dtype):
     """What a batch norm by given statistics and all that may follow it make of a convolution."""
-    (x, w, b, y), window = make(case, np.float32)
+    (x, w, b, y), window = make(case, dtype)
     outputs = len(b)
-    mean, gamma, beta = rng.normal(size=(3, outputs)).astype(np.float32)
+    mean = rng.normal(size=outputs).astype(np.float32)
+    gamma, beta = rng.normal(size=(2, outputs)).astype(dtype)
     inv_std = rng.uniform(0.5, 2, size=outputs).astype(np.float32)
     mean = np.concatenate([mean, np.full_like(mean, 1e-9)])
     b, beta = (b, beta) if "relu" in parts else (None, None)
     gamma = gamma if parts else None
-    other = rng.normal(size=y.shape).astype(np.float32) if "sum" in parts else None
+    other = rng.normal(size=y.shape).astype(dtype) if "sum" in parts else None
     by_channel = (slice(None), *[None] * len(y.shape[2:]))
     made = cuda.run("conv_forward", x, w, b, full(y), **window)[3]
     xhat = (made - mean[:outputs][by_channel]) * inv_std[by_channel]
     wanted = xhat if gamma is None else xhat * gamma[by_channel]
     wanted = wanted + (0 if beta is None else beta[by_channel]) + (0 if other is None else other)
     wanted = np.maximum(wanted, 0) if "relu" in parts else wanted
+    rounded = 1e-4 if dtype == np.float32 else 1e-2
     layouts = {"NCHW": lambda array: array, "NHWC": last} if case in FLAT else {"NCHW": lambda array: array}
     for layout, turn in layouts.items():
         added, kept = (None if other is None else turn(other)), (full(turn(y)) if "kept" in parts else None)
         arrays = turn(x), w, b, added, full(turn(y)), kept, mean, inv_std, gamma, beta
         got = cuda.run("conv_batch_norm_given", *arrays, relu="relu" in parts, layout=layout, **window)
-        close = 1e-4 * np.abs(wanted).max()
+        close = rounded * np.abs(wanted).max()
         np.testing.assert_allclose(got[4], turn(wanted), rtol=0, atol=close)
         if kept is not None:
-            np.testing.assert_allclose(got[5], turn(xhat), rtol=0, atol=1e-4 * np.abs(xhat).max())
+            np.testing.assert_allclose(got[5], turn(xhat), rtol=0, atol=rounded * np.abs(xhat).max())
 
 
 @dtypes
