@@ -37,6 +37,9 @@ from blobmem.net.schedule import Unit
 ROUNDS = 12
 """How often it is looked at what is in use while arrays are made, and more is done without where that is too much."""
 
+BUSY = 0.85
+"""What part of the time for which forward, or backward, computes copies may take: they wait for places, too."""
+
 SMALL = 1 << 14
 """Arrays of less than such a part of all that is in use in the fullest step are left alone."""
 
@@ -506,7 +509,7 @@ class _State:
             if self._coming is None:
                 self._coming = np.argsort(self._needs, kind="stable")
             out, back = kernels.beyond_turn(
-                self._away, whole.copy, whole.leaving, whole.ready, self._coming, whole.begins[self._needs],
+                self._away, whole.copy / BUSY, whole.leaving, whole.ready, self._coming, whole.begins[self._needs],
                 whole.clock[whole.turn],
             )  # fmt: skip
             usual = whole.times.copy_ms(self._late) + self._price * whole.times.copy_ms(self._aside)

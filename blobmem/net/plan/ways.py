@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PRICES = (0.03, 0.1, 0.3, 1.0, 9.0)
 """What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
 
-LARGE = ((0.15, True, 0), (0.1, True, 1), (0.15, True, 1))
+LARGE = ((0.15, True, 0), (0.3, True, 0), (0.1, True, 1))
 """Prices, and how else `Pass.choose` chooses, of a net of `MANY` arrays, or in slices: few plans of it are compared."""
 
 COMPARED = 2
