@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,11 +32,14 @@ from blobmem.ops.registry import table
 if TYPE_CHECKING:
     from blobmem.net.net import Net
 
-PRICES = (0.03, 0.1, 0.3, 1.0, 9.0)
+PRICES = (0.3, 0.03, 0.1, 1.0, 9.0)
 """What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
 
 LARGE = ((0.15, True, 0), (0.3, True, 0), (0.1, True, 1))
 """Prices, and how else `Pass.choose` chooses, of a net of `MANY` arrays, or in slices: few plans of it are compared."""
+
+HOPELESS = 1.25
+"""Where plans of the first of these prices seem to take so many times as long as one with rounds, no more are made."""
 
 COMPARED = 2
 """How many plans that are found so, and have room, are laid out, those that may take least time."""
@@ -131,6 +134,9 @@ class Made:
         return self.drawn
 
 
+Tried = tuple[float, bool, int]
+"""How `Pass.choose` chooses: the price, whether sparing, and the power."""
+
 Apart = Mapping[tuple[int, Any], int]
 """How many calls may run as one from a layer's calls of an op on."""
 
@@ -193,8 +199,11 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way
     """Those by which arrays are chosen that are made anew, once each, with room for them: what is reckoned to take
     least time comes first. What turns out to need more than it was chosen for is chosen again, for as much less."""
     few = len(whole.arrays) < MANY and net._abreast is None
-    tries = [*itertools.product(PRICES, (False, True), (0, 1))] if few else LARGE
+    tries: Iterable[Tried] = itertools.product(PRICES[:1], (False, True), (0, 1)) if few else LARGE
     found = [(whole.choose(room, *each), each) for each in tries]
+    if few and not _is_hopeless(whole, room, [choice for choice, _ in found]):
+        tries = itertools.product(PRICES[1:], (False, True), (0, 1))
+        found += [(whole.choose(room, *each), each) for each in tries]
     found.sort(key=lambda each: (max(0, each[0].over), each[0].ms))
     seen, most = list[Choice](), COMPARED
     for choice, how in found[:MADE]:
@@ -216,6 +225,17 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way
                 most -= 1
         if not most:
             break
+
+
+def _is_hopeless(whole: Pass, room: int, choices: Iterable[Choice]) -> bool:
+    """Whether a pass that makes each array once takes much longer than one with rounds, by what the first of either
+    seem to take."""
+    usual = whole.clock[-1]
+    ms = usual + min((each.ms for each in choices if each.over <= 0), default=math.inf)
+    if ms <= GOOD * usual:
+        return False
+    over, least = rounds.glance(whole, int(PACKED[0] * room))
+    return over <= 0 and ms > HOPELESS * least
 
 
 def _evicting(net: Net, again: Again, choice: Choice, way: Way, apart: Apart, room: int) -> Way:

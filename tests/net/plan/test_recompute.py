@@ -363,7 +363,7 @@ def test_a_sum_of_what_was_made_otherwise_is_not_made_anew(device):
     net = made(CHAINS["a sum"][0], device, "train", keep=["c"])
     net.run_forward(last=position(net, "ps"))
     net.run_forward(position(net, "ps"))
-    with pytest.raises(SharedBlobError, match="would make 'x' anew"):
+    with pytest.raises(SharedBlobError, match="would make 'p' anew"):
         net.run_backward(first=position(net, "c"))
 
 
