@@ -28,6 +28,10 @@ ROUNDED = frozenset({"conv_batch_norm_given"})
 """Ops whose results are those of the calls that they replace to rounding, not to the bit."""
 
 
+LARGE = 8 << 20
+"""Bytes of what a convolution makes, of less of which a batch norm takes less time than its weights do beforehand."""
+
+
 class Group(NamedTuple):
     """Calls up to `stop` in place of which `call` runs.
 
@@ -462,9 +466,9 @@ def _sum_behind(calls: Sequence[Call], at: int) -> Group | None:
 
 
 def _norm_behind(calls: Sequence[Call], at: int) -> Group | None:
-    """A convolution and a batch norm of its top by given statistics, and what that takes upon itself: a Scale, a sum, a
-    ReLU. In halves the shift is rounded to one, as its top would be."""
-    if not _is(calls, at + 1, "batch_norm_given"):
+    """A convolution and a batch norm of its large top by given statistics, and what that takes upon itself: a Scale, a
+    sum, a ReLU. In halves the shift is rounded to one, as the top would be."""
+    if not _is(calls, at + 1, "batch_norm_given") or calls[at].operand(3).nbytes < LARGE:
         return None
     norm = Group(at + 2, calls[at + 1].over(calls[at + 1].operands, {}))
     found = (match(calls, at + 1) for match in (_normalize_sum_forward, _normalize_forward))

@@ -302,8 +302,8 @@ def averaged(text):
 @pytest.mark.parametrize("last, projected, slope", [
     (False, "p b", ""), (True, "b p", "relu_param { negative_slope: 0.1 }"),
 ])  # fmt: skip
-def test_what_is_convolved_again_is_normalised_as_it_is_made(last, projected, slope):
-    """To rounding, so not where the same bits are wanted."""
+def test_what_is_convolved_again_is_normalised_as_it_is_made(monkeypatch, last, projected, slope):
+    """If it is large; to rounding, so not where the same bits are wanted."""
     text = averaged(residual(projected, slope=slope)).replace("dim: 6 dim: 5", "dim: 40 dim: 32")
 
     def run(limit=None, exact=False):
@@ -316,6 +316,7 @@ def test_what_is_convolved_again_is_normalised_as_it_is_made(last, projected, sl
     expected, needed, ops = run()
     assert "conv_batch_norm_given" not in ops and "conv_forward" not in ops
     limit = int(0.6 * needed)
+    monkeypatch.setattr(fusion, "LARGE", 1 << 14)
     found, peak, ops = run(limit)
     assert peak <= limit and ops.count("conv_batch_norm_given") > 1 and "conv_forward" not in ops
     most = max(np.abs(np.asarray(each)).max() for each in expected)
@@ -324,10 +325,13 @@ def test_what_is_convolved_again_is_normalised_as_it_is_made(last, projected, sl
     assert "conv_batch_norm_given" not in run(limit, exact=True)[2]
 
 
-@pytest.mark.parametrize("other, dtype, joined", [
-    ("data", "float32", True), ("c", "float32", False), ("data", "float16", True),
+@pytest.mark.parametrize("other, dtype, large, joined", [
+    ("data", "float32", 0, True), ("c", "float32", 0, False), ("data", "float16", 0, True),
+    ("data", "float32", 3 * 2 * 6 * 5 * 4 + 1, False),
 ])  # fmt: skip
-def test_what_is_convolved_is_written_where_others_read_it_too(other, dtype, joined):
+def test_what_is_convolved_is_written_where_others_read_it_too(monkeypatch, other, dtype, large, joined):
+    """And where it is small."""
+    monkeypatch.setattr(fusion, "LARGE", large)
     text = DATA + conv("c", "data", outputs=2) + layer("BatchNorm", "n", "c", "n") + layer("Scale", "s", "n", "n")
     text += layer("Eltwise", "y", f"{other} n", "y") + loss("y")
     net = made(text, PredictedCuda(), "keep", dtype=dtype)

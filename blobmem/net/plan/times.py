@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +46,7 @@ COPIES = ("evict", "fetch")
 """Calls that copy to the host and back, on a stream of their own each."""
 
 _PRODUCTS = {
-    "conv_forward": (3, 1), "conv_relu_forward": (3, 1), "conv_sum_forward": (4, 1),
-    "conv_batch_norm_given": (4, 1), "conv_backward_data": (0, 1),
+    "conv_forward": (3, 1), "conv_relu_forward": (3, 1), "conv_sum_forward": (4, 1), "conv_backward_data": (0, 1),
     "conv_backward_weights": (1, 2), "deconv_forward": (0, 1), "deconv_backward_data": (0, 1),
     "deconv_backward_weights": (0, 2),
 }  # fmt: skip
@@ -147,11 +147,21 @@ class Times:
         return self._looked_up.key(call)
 
     def _reckoned(self, call: Call) -> float:
+        if call.op == "conv_batch_norm_given":
+            return self._normalized(call)
         moved = sum(_nbytes(each) * (1 + (each.intent is Intent.WRITE)) for each in call.present())
         ms = self._chosen(call)
         if ms is None:
             ms = _products(call) / self._rate(call) * 1e3
         return max(moved / MEMORY * 1e3, ms) + START
+
+    def _normalized(self, call: Call) -> float:
+        """What a convolution takes that is normalised as it is made: without that, and with what comes beside."""
+        x, w, b, other, y, kept, *_ = call.operands
+        attributes = {name: value for name, value in call.attributes.items() if name != "relu"}
+        plain = dataclasses.replace(call, op="conv_forward", operands=(x, w, b, y), attributes=attributes)
+        beside = sum(_nbytes(each) for each in (w, w, other, kept, kept) if each is not None)
+        return self.ms(plain) + beside / MEMORY * 1e3 + START
 
     def _chosen(self, call: Call) -> float | None:
         """What a convolution's plan took when it was chosen."""

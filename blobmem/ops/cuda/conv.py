@@ -194,9 +194,7 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
     if op.startswith("deconv"):
         return None
     stated = {name: attributes[name] for name in _WINDOW if name in attributes}
-    if op == "conv_batch_norm_given":
-        at, direction = (0, 1), _normalized_direction(specs[3], specs[5], bool(attributes["relu"]))
-    elif op in ("conv_forward", "conv_relu_forward", "conv_sum_forward"):
+    if op in ("conv_forward", "conv_relu_forward", "conv_sum_forward"):
         at, direction = (0, 1), _forward_direction(specs[2], bool(attributes.get("relu")), op == "conv_sum_forward")
     else:
         at, direction = ((2, 1), "data") if op == "conv_backward_data" else ((0, 2), "weights")
