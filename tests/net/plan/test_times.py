@@ -137,6 +137,11 @@ def test_bytes_products_and_what_does_not_run_in_each_step(monkeypatch):
     flops = 2 * top.count * 256 * 9
     forward = call("conv_forward", read(big), read(weights), None, overwrite(top), **window)
     assert one.ms(forward) == pytest.approx(flops / 40e12 * 1e3 + times.START)
+    factors, other = [read(Blob((512,))) for _ in range(4)], Blob(top.shape)
+    given = read(big), read(weights), None, read(other), overwrite(top), None, *factors
+    beside = (2 * weights.nbytes + other.nbytes) / times.MEMORY * 1e3 + times.START
+    joined = call("conv_batch_norm_given", *given, relu=True, **window)
+    assert one.ms(joined) == pytest.approx(one.ms(forward) + beside), "as it takes by itself, weights and a sum beside"
     x, w, y = Blob((4096, 512)), Blob((8192, 512)), Blob((4096, 8192))
     product = call("inner_product_forward", read(x), read(w), None, overwrite(y), transpose=False)
     assert one.ms(product) == pytest.approx(2 * 4096 * 512 * 8192 / 40e12 * 1e3 + times.START)
