@@ -470,7 +470,7 @@ def _norm_behind(calls: Sequence[Call], at: int) -> Group | None:
     sum, a ReLU. In halves the shift is rounded to one, as the top would be."""
     if not _is(calls, at + 1, "batch_norm_given") or calls[at].operand(3).nbytes < LARGE:
         return None
-    norm = Group(at + 2, calls[at + 1].over(calls[at + 1].operands, {}))
+    norm = Group(at + 2, calls[at + 1])
     found = (match(calls, at + 1) for match in (_normalize_sum_forward, _normalize_forward))
     groups = (_normalized(calls, at, each) for each in (*found, norm) if each is not None)
     return next((each for each in groups if each is not None), None)
@@ -498,9 +498,8 @@ def _normalized(calls: Sequence[Call], at: int, norm: Group) -> Group | None:
     y, other, kept = (None if each is None else dataclasses.replace(each, shape=top.shape) for each in (y, other, kept))
     relu = bool(norm.call.attributes.get("relu", other is not None))
     given = (x, w, bias, other, y, kept, mean, inv_std, gamma, beta)
-    skipped = [each for each in (top, *norm.skipped) if not any(_same(each, one) for one in made)]
     call = _fused(first, "conv_batch_norm_given", *given, **first.attributes, relu=relu)
-    return Group(norm.stop, call, tuple(skipped))
+    return Group(norm.stop, call, _elsewhere(kept, *_elsewhere(y, top, *norm.skipped)))
 
 
 def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:

@@ -139,7 +139,7 @@ class Pass:
         arrays: what may be made anew or evicted.
         number, maker: of each, where it is in that order, and the call that makes it.
         kind, alike: of each its `Kind`, and those of each kind.
-        copy, ready: of each, the milliseconds of a copy, and when that may begin.
+        copy, ready: of each, the milliseconds that a copy takes up (`BUSY`), and when that may begin.
         leaving: their numbers in the order of that.
         held: of arrays of which others can be made, and which backward does not need, about the square root of their
             number: bytes of each, and the first step that does not need it. They are there as long as others are made
@@ -188,9 +188,9 @@ class Pass:
         self.number = {memory: at for at, memory in enumerate(self.arrays)}
         self.kind, self.alike = self._kinds()
         self.maker = {memory: again.maker(memory) for memory in self.arrays}
-        self.copy = np.array([times.copy_ms(each.size) for each in self.arrays.values()])
+        alone = np.array([times.copy_ms(each.size) for each in self.arrays.values()])
         gone = np.array([each.start.get(AWAY, 0) for each in self.arrays.values()], np.int64)
-        self.ready = self.begins[gone] - self.copy
+        self.ready, self.copy = self.begins[gone] - alone, alone / BUSY
         self.leaving = np.argsort(self.ready, kind="stable")
         self.inputs = [self._inputs(at) for at in range(len(forward))]
         self.bit = {memory: 1 << at for at, memory in enumerate([*self.arrays, *self.held])}
@@ -199,13 +199,11 @@ class Pass:
 
     def _join(self, before: Unit | None, unit: Unit) -> None:
         """Where a unit of forward runs again as one with the call before it, note what that takes more."""
-        if before is None or len(before.calls) > 1:
+        if before is None or len(before.calls) > 1 or self._takers[before.start] > 1:
             return
         first, *rest = (self.again.call(each) for each in (*before.calls, *(unit.calls[:-1] or unit.calls)))
         uses = self.again.uses
-        if self._takers[before.start] > 1 or any(
-            memory in uses.read and uses.last_write(memory) == before.start for memory in first.written_memories()
-        ):
+        if any(memory in uses.read and uses.last_write(memory) == before.start for memory in first.written_memories()):
             return
         group = groups([first, *rest], self.again.ops, self.again.free).get(0)
         if group is not None and group.stop > len(rest):
@@ -509,7 +507,7 @@ class _State:
             if self._coming is None:
                 self._coming = np.argsort(self._needs, kind="stable")
             out, back = kernels.beyond_turn(
-                self._away, whole.copy / BUSY, whole.leaving, whole.ready, self._coming, whole.begins[self._needs],
+                self._away, whole.copy, whole.leaving, whole.ready, self._coming, whole.begins[self._needs],
                 whole.clock[whole.turn],
             )  # fmt: skip
             usual = whole.times.copy_ms(self._late) + self._price * whole.times.copy_ms(self._aside)

@@ -61,8 +61,7 @@ def conv_batch_norm_given(x: CudaArray, w: CudaArray, b: CudaArray | None, other
     if other is None:
         norm.affine(folded, gamma, beta, y, relu=relu)
     else:
-        sum_of = kept, gamma, beta, other, None, None, y
-        _KERNELS.chunks(kept, "scale_sum_relu", kept.size, *sum_of, kept.size, *folded.shape[1:], 0.0 if relu else 1.0)
+        scale_sum_relu_forward(folded, gamma, beta, other, None, None, y, slope=0.0 if relu else 1.0)
 
 
 @op(family="cuda", workspace=only_products)
