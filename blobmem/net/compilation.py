@@ -19,6 +19,7 @@ from blobmem.net.build import LearnableParam, Node, reshape, uncollected
 from blobmem.net.clock import Clock
 from blobmem.net.emitted import Emitted, calls_of
 from blobmem.net.fold import Folded, Follower, fold
+from blobmem.net.fusion import ops_of
 from blobmem.net.layouts import is_faster, remembering
 from blobmem.net.needs import Need
 from blobmem.net.plan import (
@@ -52,7 +53,7 @@ from blobmem.ops.registry import table
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
 
 _OF_SHAPES = (
-    "_schedules", "_plan", "_parts", "_sliced", "_anew", "_folded", "_follower", "_first_update", "streams",
+    "_schedules", "_plan", "_parts", "_sliced", "_anew", "_own", "_folded", "_follower", "_first_update", "streams",
     "open_streams", "untimed",
 )  # fmt: skip
 
@@ -132,6 +133,8 @@ class Compilation:
         self._plan: Plan | None = None
         self._fetched: list[Blob] = []  # arrays in which evicted ones come back
         self._anew: list[Blob] = []  # those made anew for want of room
+        self._own: Sequence[Blob] = ()  # that calls have beside those of layers
+        self._short = False  # there is no room for the usual calls
         self._evicted: list[SyncedMemory] = []  # parameters and what a solver keeps, for this net's plan
         self.brings: set[SyncedMemory] = set()
         self._late = False
@@ -223,7 +226,7 @@ class Compilation:
         emitted = self._emitted_with(less.apart if less is not None else {})
         forward, backward, again = emitted.forward, emitted.backward, emitted.again
         self.streams, self.open_streams = emitted.streams
-        self._sliced = emitted.sliced
+        self._sliced, self._own = emitted.sliced, emitted.arrays
         remade, absent = list[Remade](), set[SyncedMemory]()
         if self._arena is not None:
             forward, backward, remade, absent = self._recompute(emitted, less)
@@ -253,7 +256,7 @@ class Compilation:
         self.brings = self._evicted_now()
         made = Made(
             forward, backward, remade, kept, passing, again=again, absent=absent, anew=self._anew,
-            sliced=emitted.sliced,
+            sliced=emitted.sliced, own=emitted.arrays,
         )  # fmt: skip
         if bring:
             made = bring_state(this, made)
@@ -264,7 +267,7 @@ class Compilation:
 
     def _have(self, made: Made) -> None:
         """Have the arrays that these calls have beside those of layers (`pieces`), and no others."""
-        self._fetched, self._sliced, self._anew = made.fetched, made.sliced, made.anew
+        self._fetched, self._sliced, self._anew, self._own = made.fetched, made.sliced, made.anew, made.own
 
     @property
     def spreads(self) -> bool:
@@ -412,6 +415,13 @@ class Compilation:
                 return self._schedules
         return None
 
+    def take_sources(self) -> bool:
+        """Let the calls that are made from now on, for this plan, have gradients of batch norms from what is convolved
+        where that may be (`plan.sources`): whether it may anywhere."""
+        self._short = True
+        self._short = bool(self._emitted_with({}).arrays)
+        return self._short
+
     def take_abreast(self, which: Abreast | None) -> None:
         """Let the calls that are made from now on, for this plan, have those layers in slices abreast, or none."""
         self._abreast = which
@@ -500,13 +510,13 @@ class Compilation:
         """Arrays of parts or slices of the batch, in place of blobs that are never whole, and those that are brought
         back or made anew for want of room."""
         divided = (each.pieces for each in (self._parts, self._sliced) if each is not None)
-        return [*self._anew, *self._fetched, *chain.from_iterable(divided)]
+        return [*self._own, *self._anew, *self._fetched, *chain.from_iterable(divided)]
 
     def _emitted_with(self, apart: Mapping[tuple[int, Any], int]) -> Emitted:
         """The calls of layers, of which some run apart (`Less`): the same ones for all plans that are tried."""
         if self._emitted is None:
             return self._emit(apart)
-        key = frozenset(apart.items()), self._abreast
+        key = frozenset(apart.items()), self._abreast, self._short
         if key not in self._emitted:
             self._emitted[key] = self._emit(apart)
         return self._emitted[key]
@@ -521,7 +531,7 @@ class Compilation:
         if self._arena is None:
             return emitted
         free, ops = self._free({*memories([*forward, *backward])}), table(self.device.family)
-        emitted = emitted.keep_less(free, ops)
+        emitted = emitted.keep_less(free, ops_of(self.device), self._short)
         if self._abreast is not None:
             emitted = emitted.abreast(self._abreast, free, ops, bool(self._images_last)) or emitted
         return emitted
@@ -629,7 +639,7 @@ class Compilation:
             self._plan.end(this)
             self._plan = None
         self._parts = self._folded = self._sliced = self._abreast = None
-        self._fetched, self._anew = [], []
+        self._fetched, self._anew, self._own, self._short = [], [], (), False
         self.brings = set()
         if self._evicted:
             self.evict_state(())

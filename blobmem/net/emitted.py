@@ -14,6 +14,7 @@ from blobmem.net.fusion import share_kept
 from blobmem.net.plan import Again, Remade, Uses, read_tops, shut_in_pools, through
 from blobmem.net.plan.abreast import Abreast, abreast
 from blobmem.net.plan.slices import Sliced
+from blobmem.net.plan.sources import from_sources
 from blobmem.ops.call import Call, call, overwrite_diff, read
 
 
@@ -29,6 +30,7 @@ class Emitted:
         again: what may be made anew.
         places: the positions at which calls may be put into backward, once found.
         sliced: how a run of layers takes slices of the batch abreast, if one does.
+        arrays: that the calls have beside those of layers, of slices apart.
     """
 
     forward: list[Call]
@@ -39,26 +41,37 @@ class Emitted:
     again: Again | None = None
     places: list[int] | None = None
     sliced: Sliced | None = None
+    arrays: Sequence[Blob] = ()
 
-    def keep_less(self, free: Set[SyncedMemory], ops: Mapping[str, Any]) -> Emitted:
+    def keep_less(self, free: Set[SyncedMemory], ops: Mapping[str, Any], short: bool) -> Emitted:
         """The calls by which less need be kept for backward (`plan`), and what may be made anew.
 
         Args:
             free: memories that nobody reads but these calls.
             ops: those of the device.
+            short: there is no room for the usual calls (`from_sources`).
         """
         backward, of_tops = read_tops(self.forward, self.backward, free, ops)
         backward, of_pools = shut_in_pools(self.forward, backward, free, ops)
         straight, absent = through(backward, free, ops)
         # what `through` spares is not spent to make more anew
-        again = Again(Uses(self.forward, straight, ops), free, ops, (*self.forward, *backward))
-        remade = [*of_tops, *of_pools]
-        return dataclasses.replace(self, backward=straight, remade=remade, absent=absent, again=again)
+        layers = (*self.forward, *backward)
+        found = from_sources(self.forward, straight, free, ops) if short else None
+        if found is None:
+            again = Again(Uses(self.forward, straight, ops), free, ops, layers)
+            return dataclasses.replace(self, backward=straight, remade=[*of_tops, *of_pools], absent=absent, again=again)
+        own = {array.data_view.memory for array in found.arrays}
+        again = Again(Uses(found.forward, found.backward, ops), free | own, ops, layers)
+        return dataclasses.replace(
+            self, forward=found.forward, backward=found.backward, remade=[*of_tops, *of_pools],
+            absent=absent | found.absent, again=again, arrays=found.arrays,
+        )  # fmt: skip
 
     def abreast(
         self, which: Abreast, free: Set[SyncedMemory], ops: Mapping[str, Any], images_last: bool
     ) -> Emitted | None:
         """The same with a run of layers in slices abreast; None where arrays do not allow it."""
+        free = free | {array.data_view.memory for array in self.arrays}
         sliced = abreast(self.forward, self.backward, self.remade, which, free, images_last)
         if sliced is None:
             return None

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from blobmem.net.build import Node
 
 
-ROUNDED = frozenset({"conv_batch_norm_given"})
-"""Ops whose results are those of the calls that they replace to rounding, not to the bit."""
+ROUNDED = frozenset({"conv_batch_norm_given", "conv_batch_norm_gradients"})
+"""Ops whose results are those of the calls that they replace, or do with others, to rounding, not to the bit."""
 
 
 LARGE = 8 << 20

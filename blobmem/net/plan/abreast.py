@@ -28,13 +28,16 @@ from blobmem.net.layouts import channels_last
 from blobmem.net.plan.again import AGAIN
 from blobmem.net.plan.parts import Divider, Paused, in_both_orders, turned_of
 from blobmem.net.plan.rooms import in_rooms
-from blobmem.net.plan.slices import LOSSES, Sliced, by_item, divided, is_regular, may_divide
+from blobmem.net.plan.slices import LOSSES, Sliced, adding, by_item, divided, is_regular, may_divide
 from blobmem.net.plan.uses import Remade, moved, reading
 from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, call, like, memories, read, write
 
 _NORM = "batch_norm_forward"
 _GRADIENTS = ("batch_norm_scale_backward", "batch_norm_backward")
+SETTLES = "conv_batch_norm_gradients"
+"""What has gradients of parameters from sums of all slices, and what those of data take (`plan.sources`)."""
+
 _BEGIN_GRADIENT = ("relu_backward", "scale_backward_beta", "scale_backward_gamma")
 
 
@@ -60,8 +63,8 @@ def run_about(forward: Sequence[Call], backward: Sequence[Call], layer: int, ops
     whole = {each.layer for each in forward if each.op != _NORM and not _may_join(each, ops)}
     at = 0
     while at < len(backward):
-        gradient = _gradient(backward, at)
-        if gradient is None and not _may_join(backward[at], ops):
+        gradient = gradient_at(backward, at)
+        if gradient is None and backward[at].op != SETTLES and not _may_join(backward[at], ops):
             whole.add(backward[at].layer)
         at = at + 1 if gradient is None else gradient.stop
     if layer in whole:
@@ -282,11 +285,13 @@ class _Down(_Stretches):
         """The calls."""
         at = 0
         while at < len(calls):
-            gradient = _gradient(calls, at)
+            gradient = gradient_at(calls, at)
             stop = at + 1 if gradient is None else gradient.stop
             self._make_for(calls[at:stop])
             if gradient is not None:
                 self._add(gradient)
+            elif calls[at].op == SETTLES:
+                self._turn(calls[at])
             elif _grows(calls[at]):
                 self._waiting[calls[at].operand(-1).memory] = calls[at]
             else:
@@ -301,7 +306,7 @@ class _Down(_Stretches):
             if memory in used or not changed.isdisjoint(maker.read_memories()):
                 self.stretches[-1].inside.append(self._waiting.pop(memory))
 
-    def _add(self, gradient: _Gradient) -> None:
+    def _add(self, gradient: Gradient) -> None:
         each, norm = gradient.call, gradient.norm
         if each.op == "batch_norm_backward":
             xhat, inv_std, dy, dx = each.operands
@@ -326,7 +331,7 @@ def _grows(each: Call) -> bool:
     return each.op == "conv_backward_data" and each.operand(-1).nbytes > each.operand(0).nbytes
 
 
-class _Gradient(NamedTuple):
+class Gradient(NamedTuple):
     """The gradient of a batch norm, with the scale and the ReLU behind it that go with it.
 
     Attributes:
@@ -340,18 +345,18 @@ class _Gradient(NamedTuple):
     norm: Call
 
 
-def _gradient(calls: Sequence[Call], at: int) -> _Gradient | None:
+def gradient_at(calls: Sequence[Call], at: int) -> Gradient | None:
     """The gradient of a batch norm that begins there, if one does."""
     each = calls[at]
     if each.op in _GRADIENTS and not each.once:
-        return _Gradient(at + 1, each, each)
+        return Gradient(at + 1, each, each)
     group = normalize_backward(calls, at) if each.op in _BEGIN_GRADIENT else None
     if group is None:
         return None
     later = {*memories(calls[group.stop :])}
     if any(operand.memory in later for operand in group.skipped):
         return None
-    return _Gradient(group.stop, group.call, calls[group.stop - 1])
+    return Gradient(group.stop, group.call, calls[group.stop - 1])
 
 
 # -------------------------------------------------------------------- the calls of slices
@@ -413,7 +418,7 @@ def _summing(each: Call, index: int, count: int) -> Call:
     elif each.op == "batch_norm_sums":
         attributes = {**each.attributes, "first": index == 0}
     else:
-        return each
+        return adding(each) if index else each
     sums = each.operand(-1)
     if index == 0:
         sums = dataclasses.replace(sums, intent=Intent.OVERWRITE)

@@ -85,6 +85,15 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
     raise _too_little(net, smallest, usual, most, beside)
 
 
+def fits(net: Net, made: Made) -> bool:
+    """Whether the calls, which are drafted, do as they are."""
+    made.drawn = draft(net, made.schedules, made.kept)
+    if net.device.most_bytes is None:
+        return True
+    room = room_of(net, made)
+    return max(made.places.layout.nbytes, *(nbytes for nbytes, _ in _sharers(net, room))) <= room
+
+
 def forward_fitting(net: Net, made: Made) -> Made:
     """The calls of a net that only runs forward, drafted; the batch in parts if the device may not hold its arena
     otherwise."""

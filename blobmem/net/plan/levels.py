@@ -20,7 +20,7 @@ from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.divisions import longer, runs_abreast
 from blobmem.net.plan.evict import SLACK, lingering, loads
-from blobmem.net.plan.fitting import fitting, forward_fitting, room_of, settle
+from blobmem.net.plan.fitting import fits, fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
 from blobmem.net.plan.state import content_of, whiles_of, with_moved
@@ -115,6 +115,8 @@ def _tell(net: Net, found: Made, wanted: int) -> None:
 def _fitted(net: Net, made: Made) -> Made:
     """Of the calls that fit, those that are reckoned to take least time, with slices of the batch if those without are
     not good; where bits matter more than that, slices are for where nothing else fits."""
+    if not fits(net, made) and net.take_sources():
+        made = net._made()
     best = _fits(net, made)
     if best is made:
         return made

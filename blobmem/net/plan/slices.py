@@ -44,6 +44,7 @@ _EACH = frozenset({
 
 _ROWS: dict[str, tuple[int, ...]] = {
     "conv_backward_bias": (0,), "conv_backward_weights": (0, 1), "conv_backward_data": (0, 2),
+    "conv_sum_forward": (0, 3, 4),
     "deconv_backward_weights": (0, 1), "deconv_backward_data": (0, 2),
     "inner_product_backward_weights": (0, 1), "inner_product_backward_bias": (0,),
     "inner_product_backward_data": (0, 2), "max_pool_backward": (0, 1, 2), "ave_pool_backward": (0, 1),
@@ -487,7 +488,7 @@ class Run:
                     _, at = LOSSES[str(each.op)]
                     result[-1] = _of_slice(result[-1], at, read(scaled[id(each)], each.operand(at).shape))
                 if number:
-                    result[-1] = _adding(result[-1])
+                    result[-1] = adding(result[-1])
         return result
 
     def _made_anew(self, divider: Divider, again: Sequence[Call], index: int) -> list[Call]:
@@ -601,7 +602,7 @@ class AtOnce(Run):
         result, begun = list[Call](), set[SyncedMemory]()
         for each in self._back.inside:
             sums = {operand.memory for operand in each.present() if operand.accumulate}
-            each = _beginning(each) if not index and begun.isdisjoint(sums) else _adding(each)
+            each = _beginning(each) if not index and begun.isdisjoint(sums) else adding(each)
             begun |= sums
             result += divider.calls(redirected(each, self._arrays))
             if str(each.op) in LOSSES:
@@ -645,7 +646,7 @@ def _beginning(each: Call) -> Call:
     return dataclasses.replace(each, operands=tuple(operands))
 
 
-def _adding(each: Call) -> Call:
+def adding(each: Call) -> Call:
     """The call, adding to the gradients of parameters that it would begin."""
     operands = (
         dataclasses.replace(operand, intent=Intent.WRITE) if operand is not None and begins_sum(operand) else operand

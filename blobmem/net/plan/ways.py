@@ -99,6 +99,7 @@ class Made:
         fetched: arrays in which they come back, and in which what is evicted of parameters and the like is used.
         evicted: bytes that leave the device in a pass, or come back.
         sliced: how a run of layers takes the batch in slices, if one does.
+        own: arrays that the calls have beside those of layers, of slices apart.
         anew: arrays that are made anew for want of room.
         state: which parameters and the like are evicted for it.
         ms: how long it is reckoned to take.
@@ -117,6 +118,7 @@ class Made:
     fetched: list[Blob] = dataclasses.field(default_factory=list)
     evicted: int = 0
     sliced: Sliced | None = None
+    own: Sequence[Blob] = ()
     anew: list[Blob] = dataclasses.field(default_factory=list)
     state: Sequence[SyncedMemory] = ()
     ms: float = 0.0

@@ -10,10 +10,10 @@ from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.ops.cuda import batch_norm, channels
-from blobmem.ops.cuda.launch import Kernels
-from blobmem.ops.registry import op
+from blobmem.ops.cuda.launch import THREADS, Kernels
+from blobmem.ops.registry import ArraySpec, op
 
-_KERNELS = Kernels("norm")
+_KERNELS, _SOURCES = Kernels("norm"), Kernels("batch_norm_sources")
 
 
 @op(family="cuda", workspace=batch_norm.workspace)
@@ -93,6 +93,31 @@ def batch_norm_inference(x: CudaArray, y: CudaArray, running_mean: CudaArray, ru
                          factor: CudaArray, *, eps: float) -> None:  # fmt: skip
     """y = (x - mean) / sqrt(variance + eps) with the running sums over their factor (0 where that is 0)."""
     batch_norm.inference(x, y, running_mean, running_var, factor, eps=eps)
+
+
+def _factors_bytes(*arrays: ArraySpec, **_: Any) -> int:
+    inv_std = arrays[5]
+    return 2 * inv_std.size * inv_std.dtype.itemsize
+
+
+@op(family="cuda", workspace=_factors_bytes)
+def conv_batch_norm_gradients(products: CudaArray, squares: CudaArray, sum_g: CudaArray, sum_x: CudaArray, w: CudaArray,
+                              inv_std: CudaArray, gamma: CudaArray | None, dw: CudaArray, dgamma: CudaArray | None,
+                              dbeta: CudaArray | None, of_g: CudaArray, of_x: CudaArray, shift: CudaArray, *,
+                              count: int, accumulate: bool, ws: CudaArray) -> None:  # fmt: skip
+    """dw, dgamma and dbeta (None: not wanted) of a batch norm, with a scale, of what a 1x1 convolution makes of x.
+
+    g is the gradient of what the scale makes. products and w, dw and of_g have (outputs, inputs), squares and of_x
+    (inputs, inputs): of `count` items sums of g and x, and of x and x; so have sum_g (outputs,), sum_x and shift
+    (inputs,). The gradient of x is of_g' g + of_x x + shift. The formulas are in `blobmem.net.plan.sources`.
+    """
+    outputs, inputs = w.shape[:2]
+    factors = ws.part(0, (2, outputs), inv_std.dtype)
+    sums, results = (products, squares, sum_g, sum_x), (dw, dgamma, dbeta, of_g)
+    given = *sums, w, inv_std, gamma, *results, factors, outputs, inputs, float(count), accumulate
+    _SOURCES.run(w, "weights_from_sums", outputs, THREADS, *given)
+    given = w, factors, sum_x, of_x, shift, outputs, inputs, float(count)
+    _SOURCES.run(w, "source_from_factors", inputs, THREADS, *given)
 
 
 @op(family="cuda")
