@@ -342,6 +342,7 @@ class Compilation:
         """Plan the net anew before its next pass, by the times that are known now."""
         self._end_plan()
         self._timed, self._schedules, self._spans, self.untimed = self._shapes, None, {}, False
+        self.trim_arena(0)  # algorithms that are not known yet are searched for in that room
 
     def reckoned(self) -> Reckoned:
         """When what runs in a pass forward and backward begins and ends, for the blobs' present shapes."""

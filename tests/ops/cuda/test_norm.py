@@ -235,6 +235,35 @@ def test_slices_of_halves(cuda, rng, shape, dtype):
     np.testing.assert_allclose(dx.astype(np.float64), expected, atol=0.02 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("outputs, inputs", [(7, 3), (64, 16), (300, 290)])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_gradients_from_sources(cuda, rng, outputs, inputs, scaled, dtype):
+    """Those of a batch norm, and a scale, behind a product, from sums over its source."""
+    count, near = 700, 1e-4 if dtype == np.float32 else 1e-10
+    x, g = rng.normal(1, 2, (count, inputs)), rng.normal(0.5, 1, (count, outputs))
+    w = rng.normal(size=(outputs, inputs))
+    y = x @ w.T
+    inv_std = 1 / np.sqrt(y.var(axis=0) + 1e-5)
+    gamma = rng.normal(size=outputs) if scaled else None
+    xhat, times = (y - y.mean(axis=0)) * inv_std, inv_std * (1 if gamma is None else gamma)
+    dy = times * (g - g.mean(axis=0) - xhat * (g * xhat).mean(axis=0))
+    sums = g.T @ x, x.T @ x, g.sum(axis=0), x.sum(axis=0)
+    given = [None if each is None else each.astype(dtype) for each in (*sums, w, inv_std, gamma)]
+    before, wanted = rng.normal(size=(outputs, inputs)).astype(dtype), np.full(outputs, 2, dtype)
+    totals = (wanted, wanted.copy()) if scaled else (None, None)
+    empty = [np.full(shape, np.nan, dtype) for shape in ((outputs, inputs), (inputs, inputs), (inputs,))]
+    for accumulate in (True, False):
+        got = cuda.run("conv_batch_norm_gradients", *given, before, *totals, *empty, count=count, accumulate=accumulate)
+        dw, dgamma, dbeta, of_g, of_x, shift = got[7:]
+        for mine, theirs, old in ((dw, dy.T @ x, before), (dgamma, (g * xhat).sum(axis=0), 2), (dbeta, sums[2], 2)):
+            if mine is not None:
+                theirs = theirs + accumulate * old
+                np.testing.assert_allclose(mine, theirs, rtol=near, atol=near * np.abs(theirs).max())
+        dx = dy @ w
+        np.testing.assert_allclose(g @ of_g + x @ of_x.T + shift, dx, rtol=near, atol=near * np.abs(dx).max())
+
+
 def test_launches(cuda, rng):
     """Two where a block can take a channel, three where it has to be cut."""
     if not hasattr(cuda.device, "launches"):
