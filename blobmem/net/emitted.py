@@ -59,7 +59,9 @@ class Emitted:
         found = from_sources(self.forward, straight, free, ops) if short else None
         if found is None:
             again = Again(Uses(self.forward, straight, ops), free, ops, layers)
-            return dataclasses.replace(self, backward=straight, remade=[*of_tops, *of_pools], absent=absent, again=again)
+            return dataclasses.replace(
+                self, backward=straight, remade=[*of_tops, *of_pools], absent=absent, again=again
+            )
         own = {array.data_view.memory for array in found.arrays}
         again = Again(Uses(found.forward, found.backward, ops), free | own, ops, layers)
         return dataclasses.replace(

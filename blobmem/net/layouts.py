@@ -25,9 +25,9 @@ Shape = tuple[int, ...]
 Place = tuple[SyncedMemory, int]
 
 _POSITIONS: dict[str, tuple[int, ...]] = {
-    "conv_forward": (0, 3), "conv_sum_forward": (0, 3, 4), "conv_backward_data": (0, 2), "conv_backward_weights": (0, 1),
-    "max_pool_forward": (0, 1, 2), "max_pool_backward": (0, 1, 2), "ave_pool_forward": (0, 1),
-    "ave_pool_backward": (0, 1), "lrn_forward": (0, 1), "lrn_backward": (0, 1, 2),
+    "conv_forward": (0, 3), "conv_sum_forward": (0, 3, 4), "conv_backward_data": (0, 2),
+    "conv_backward_weights": (0, 1), "max_pool_forward": (0, 1, 2), "max_pool_backward": (0, 1, 2),
+    "ave_pool_forward": (0, 1), "ave_pool_backward": (0, 1), "lrn_forward": (0, 1), "lrn_backward": (0, 1, 2),
     "take_items": (1,),
 }  # fmt: skip
 """Ops with a keyword `layout`, and which of their operands it is about."""

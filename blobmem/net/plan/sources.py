@@ -1,5 +1,5 @@
-"""A pass over calls, where a device has no room for all that lives between forward and backward: gradients of batch norms
-behind 1x1 convolutions are had from what these convolve.
+"""A pass over calls, where a device has no room for all that lives between forward and backward: gradients of batch
+norms behind 1x1 convolutions are had from what these convolve.
 
 Such a convolution of few channels to many, y = W x, makes by far the larger array, and forward keeps it normalised for
 the batch norm's gradients. But sums over that are products of W with sums over x, and so is all that these gradients
@@ -28,8 +28,6 @@ from blobmem.net.plan.abreast import SETTLES, Gradient, gradient_at
 from blobmem.ops.call import Call, Operand, call, like, memories, overwrite, read
 
 _NORM = "batch_norm_forward"
-
-_SCALED = 8  # operands of the gradient of a batch norm with a scale
 
 WIDER = 2
 """How many times as many channels as it convolves a convolution makes, or more."""
@@ -169,42 +167,59 @@ class _Calls:
     def __init__(self, found: _Found) -> None:
         self._found, self.arrays = found, list[Blob]()
 
+    def made(self) -> list[Call]:
+        """The calls: those of the batch norm's layer read statistics that are its own."""
+        found, w = self._found, self._found.data.operand(1).op_shape
+        square, (outputs, inputs) = (w[1], *w[1:]), w[:2]
+        shapes = {"products": w, "squares": square, "sums": (outputs,), "sums of source": (inputs,)}
+        sums = [self._array(what, shape) for what, shape in shapes.items()]
+        shapes = {"weights": w, "weights of source": square, "shift": (inputs,)}
+        factors = [self._array(what, shape) for what, shape in shapes.items()]
+        calls = [*self._summing(sums), self._settling(sums, factors)]
+        return [like(found.gradient.norm, each) for each in calls] + [
+            like(found.data, each) for each in self._data(factors)
+        ]
+
     def _array(self, what: str, shape: tuple[int, ...]) -> Blob:
-        w = self._found.data.operand(1).blob
-        name = f"{self._found.data.layer_name}/{what}"
-        self.arrays.append(Blob(shape, dtype=w.dtype, device=w.device, name=name))
+        w, name = self._found.data.operand(1).blob, self._found.data.layer_name
+        self.arrays.append(Blob(shape, dtype=w.dtype, device=w.device, name=f"{name}/{what}"))
         return self.arrays[-1]
 
-    def made(self) -> list[Call]:
-        """The calls."""
-        each, weights, data = self._found.gradient.call, self._found.weights, self._found.data
-        xhat, inv_std, *_ = each.operands
-        gamma, dy, dgamma, dbeta = (each.operands[at] for at in (2, 4, 6, 7)) if len(each.operands) == _SCALED else (
-            None, each.operands[2], None, None)
-        assert xhat is not None and dy is not None
-        x, w, dx = weights.operand(0), data.operand(1), data.operand(2)
-        g = dataclasses.replace(dy, shape=weights.operand(1).op_shape, intent=Intent.READ)
-        outputs, inputs, *taps = w.op_shape
-        wide, square = (outputs, inputs, *taps), (inputs, inputs, *taps)
-        sums = [self._array(*which) for which in (
-            ("products", wide), ("squares", square), ("sums", (outputs,)), ("sums of source", (inputs,)))]
-        of_g, of_x, shift = (self._array(*which) for which in (
-            ("weights", wide), ("weights of source", square), ("shift", (inputs,))))
-        part = self._array("part", dx.blob.shape)
-        results = overwrite(of_g), overwrite(of_x), overwrite(shift)
-        count = math.prod(xhat.op_shape) // outputs
-        window = {name: data.attributes[name] for name in ("stride", "pad", "dilation", "group")}
-        calls = [
-            weights.over((x, g, _sum(sums[0]))),
-            weights.over((x, x, _sum(sums[1]))),
-            call("conv_backward_bias", g, _sum(sums[2])),
-            call("conv_backward_bias", x, _sum(sums[3])),
-            call(SETTLES, *map(read, sums), w, inv_std, gamma, weights.operand(2), dgamma, dbeta, *results, count=count),
-            data.over((g, read(of_g), overwrite(part, dx.shape))),
-            call("conv_sum_forward", x, read(of_x), read(shift), read(part, dx.shape), dx, **window, relu=False),
+    @property
+    def _g(self) -> Operand:
+        """The gradient of what the batch norm, with its scale, makes, as convolutions see it."""
+        dy = self._found.gradient.call.operands[4 if self._is_scaled else 2]
+        assert dy is not None
+        return dataclasses.replace(dy, shape=self._found.weights.operand(1).op_shape, intent=Intent.READ)
+
+    @property
+    def _is_scaled(self) -> bool:
+        return self._found.gradient.call.op == "batch_norm_scale_backward"
+
+    def _summing(self, sums: Sequence[Blob]) -> list[Call]:
+        weights, g = self._found.weights, self._g
+        x, (along, squares, plain, source) = weights.operand(0), sums
+        return [
+            weights.over((x, g, _sum(along))), weights.over((x, x, _sum(squares))),
+            call("conv_backward_bias", g, _sum(plain)), call("conv_backward_bias", x, _sum(source)),
         ]  # fmt: skip
-        # those of the batch norm's layer read statistics that are its own
-        return [like(self._found.gradient.norm, each) for each in calls[:-2]] + [like(data, each) for each in calls[-2:]]
+
+    def _settling(self, sums: Sequence[Blob], factors: Sequence[Blob]) -> Call:
+        found, of_norm = self._found, self._found.gradient.call.operands
+        gamma, dgamma, dbeta = (of_norm[2], *of_norm[6:8]) if self._is_scaled else (None, None, None)
+        xhat, w, dw = found.gradient.call.operand(0), found.data.operand(1), found.weights.operand(2)
+        given = *map(read, sums), w, of_norm[1], gamma, dw, dgamma, dbeta, *map(overwrite, factors)
+        return call(SETTLES, *given, count=math.prod(xhat.op_shape) // w.op_shape[0])
+
+    def _data(self, factors: Sequence[Blob]) -> list[Call]:
+        data, (of_g, of_x, shift) = self._found.data, map(read, factors)
+        x, dx = self._found.weights.operand(0), data.operand(2)
+        part = self._array("part", dx.blob.shape)
+        window = {name: data.attributes[name] for name in ("stride", "pad", "dilation", "group")}
+        return [
+            data.over((self._g, of_g, overwrite(part, dx.shape))),
+            call("conv_sum_forward", x, of_x, shift, read(part, dx.shape), dx, **window, relu=False),
+        ]
 
 
 def _sum(blob: Blob) -> Operand:

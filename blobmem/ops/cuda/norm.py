@@ -114,10 +114,10 @@ def conv_batch_norm_gradients(products: CudaArray, squares: CudaArray, sum_g: Cu
     outputs, inputs = w.shape[:2]
     factors = ws.part(0, (2, outputs), inv_std.dtype)
     sums, results = (products, squares, sum_g, sum_x), (dw, dgamma, dbeta, of_g)
-    given = *sums, w, inv_std, gamma, *results, factors, outputs, inputs, float(count), accumulate
+    sizes = outputs, inputs, float(count)
+    given = *sums, w, inv_std, gamma, *results, factors, *sizes, accumulate
     _SOURCES.run(w, "weights_from_sums", outputs, THREADS, *given)
-    given = w, factors, sum_x, of_x, shift, outputs, inputs, float(count)
-    _SOURCES.run(w, "source_from_factors", inputs, THREADS, *given)
+    _SOURCES.run(w, "source_from_factors", inputs, THREADS, w, factors, sum_x, of_x, shift, *sizes)
 
 
 @op(family="cuda")

@@ -23,7 +23,9 @@ layer { name: "data" type: "DummyData" top: "data" top: "t" dummy_data_param {
 
 def wide(name, bottom, outputs=16, more="kernel_size: 1", scale=SCALE, relu=False):
     """A convolution without a bias, and a batch norm."""
-    options = f"convolution_param {{ num_output: {outputs} {more} bias_term: false weight_filler {{ type: 'xavier' }} }}"
+    options = (
+        f"convolution_param {{ num_output: {outputs} {more} bias_term: false weight_filler {{ type: 'xavier' }} }}"
+    )
     text = layer("Convolution", name, bottom, name, options) + layer("BatchNorm", f"{name}n", name, name)
     text += layer("Scale", f"{name}s", name, name, scale) if scale else ""
     return text + (layer("ReLU", f"{name}r", name, name) if relu else "")
@@ -34,7 +36,9 @@ def block(name, bottom, projected=True, scale=SCALE):
     a, b, c, p = (f"{name}{each}" for each in "abcp")
     text = wide(p, bottom, scale=scale) if projected else ""
     text += wide(a, bottom, 4, relu=True) + wide(b, a, 4, "kernel_size: 3 pad: 1", relu=True) + wide(c, b, scale=scale)
-    return text + layer("Eltwise", name, f"{p if projected else bottom} {c}", name) + layer("ReLU", f"{name}r", name, name)
+    return (
+        text + layer("Eltwise", name, f"{p if projected else bottom} {c}", name) + layer("ReLU", f"{name}r", name, name)
+    )
 
 
 def net_of(scale=SCALE):
@@ -86,7 +90,9 @@ def assert_close(one, other):
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 @pytest.mark.parametrize("last", [False, True], ids=["channels second", "channels last"])
-@pytest.mark.parametrize("scale", [SCALE, "", "scale_param { bias_term: false }"], ids=["shifted", "unscaled", "scaled"])
+@pytest.mark.parametrize(
+    "scale", [SCALE, "", "scale_param { bias_term: false }"], ids=["shifted", "unscaled", "scaled"]
+)
 def test_numbers_are_the_usual_ones_to_rounding(short, last, number, scale):
     text = net_of(scale)
     expected = iterate(made(text, device_of(last), "train"))
