@@ -66,18 +66,11 @@ def waits(
     known = [np.full(number, -1) for _ in range(number)]  # by each stream: the last steps of all that it comes after
     known_at: list[np.ndarray] = []  # by each step
     result: list[list[int]] = []
-    follows = _followers(lanes)
     clocks = [_Clock() for _ in range(number)]
     for at, (lane, used) in enumerate(zip(lanes, places, strict=True)):
-        behind = chain.from_iterable(places[other] for other in follows.get(at, ()))
         spans = [(slice(piece[start], piece[stop]), writes) for start, stop, writes in used if start < stop]
-        more = [(slice(piece[start], piece[stop]), writes) for start, stop, writes in behind if start < stop]
         found = [(last_use if writes else last_write)[:, span].max(axis=1) for span, writes in spans]
         wanted = np.max([np.full(number, -1), *found], axis=0)
-        if ms is not None:
-            for span, writes in more:  # of what computes
-                last = (last_use if writes else last_write)[: SIDE + 1, span].max(axis=1)
-                np.maximum(wanted[: SIDE + 1], last, out=wanted[: SIDE + 1])
         result.append([])
         begin = max([clocks[lane].now, *(clocks[other].end_of(after) for other, after in enumerate(wanted.tolist()))])
         for after in sorted(wanted.tolist(), reverse=True):
@@ -93,19 +86,6 @@ def waits(
             last_use[lane, span] = at
             if writes:
                 last_write[lane, span] = at
-    return result
-
-
-def _followers(lanes: Sequence[int]) -> dict[int, list[int]]:
-    """Of each first of several copies one way between two others, the positions of those that follow."""
-    result, first = dict[int, list[int]](), dict[int, int]()
-    for at, lane in enumerate(lanes):
-        if lane <= SIDE:
-            first = {}
-        elif lane in first:
-            result.setdefault(first[lane], []).append(at)
-        else:
-            first[lane] = at
     return result
 
 

@@ -1,7 +1,6 @@
 """Steps on two streams: the bits of one, however late either of them is."""
 
 import functools
-import itertools
 
 import hypothesis.strategies as st
 import numpy as np
@@ -69,30 +68,18 @@ def test_what_uses_the_same_bytes_is_ordered_and_nobody_waits_for_nothing(steps)
         before.append(known)
 
 
-def behind_a_call(sides, at):
-    """The streams of the copies right before a step."""
-    return {*itertools.takewhile(lambda side: side > lanes.SIDE, reversed(sides[:at]))}
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), PLACES, st.integers(0, 3)), max_size=14))
 @settings(deadline=None)
 def test_copies_and_others_wait_later_rather_than_more_often(steps):
-    """For a step behind the one that they need, which has ended by then by the times that are given; the first of copies
-    that follow one another for what all of them need."""
+    """For a step behind the one that they need, which has ended by then by the times that are given."""
     sides, places, ms = [list(each) for each in zip(*steps, strict=True)] or ([], [], [])
     found, plain = waits(sides, places, ms), waits(sides, places)
-    firsts = [at for at, side in enumerate(sides) if side > lanes.SIDE and side not in behind_a_call(sides, at)]
-    assert sum(map(len, found)) <= sum(map(len, plain)) + len(firsts)
+    assert sum(map(len, found)) <= sum(map(len, plain))
     begin, end, before = [], [], []
     for at, waited in enumerate(found):
         earlier = max((i for i in range(at) if sides[i] == sides[at]), default=None)
         known = set() if earlier is None else {earlier} | before[earlier]
         needed = {i for i in range(at) if conflict(places[i], places[at])}
-        for other in range(at + 1, len(sides)) if at in firsts else ():
-            if sides[other] <= lanes.SIDE:
-                break
-            if sides[other] == sides[at]:
-                needed |= {i for i in range(at) if sides[i] <= lanes.SIDE and conflict(places[i], places[other])}
         begin.append(max((end[i] for i in {*needed} | ({earlier} - {None})), default=0))
         for after in waited:
             assert after not in known and sides[after] != sides[at]
@@ -110,21 +97,6 @@ def test_one_wait_stands_for_those_that_follow():
     ms = [1, 1, 1, 1, 9, 1, 1, 1]
     assert waits(sides, arrays) == [[], [0], [], [], [], [1], [2], [3]]
     assert waits(sides, arrays, ms) == [[], [0], [], [], [], [3], [], []]
-
-
-def test_the_first_of_copies_that_follow_one_another_waits_for_all():
-    sides = [lanes.MAIN, lanes.MAIN, lanes.OUT, lanes.IN, lanes.OUT, lanes.MAIN, lanes.OUT]
-    places = [
-        [(0, 1, True)],
-        [(1, 2, True)],
-        [(0, 1, False)],
-        [(5, 6, True)],
-        [(1, 2, False)],
-        [(2, 3, True)],
-        [(2, 3, False)],
-    ]
-    assert waits(sides, places) == [[], [], [0], [], [1], [], [5]]
-    assert waits(sides, places, [1] * 7) == [[], [], [1], [], [], [], [5]]
 
 
 def solver(device, memory, iter_size=1, streams=2, **fields):

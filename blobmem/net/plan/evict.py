@@ -38,14 +38,6 @@ SLACK = 0.3
 several copies, and each wait that is not there saves a GPU microseconds between two kernels."""
 
 
-TOGETHER = 16 << 20
-"""Bytes of small arrays that are copied one behind the other, so that the first waits for calls, and the others not: a
-call behind which a copy begins takes a GPU some microseconds more."""
-
-NEAR = 32
-"""Calls from one of these arrays to the next."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """A while in which an array may be away: between forward and backward, or two calls of backward.
@@ -260,7 +252,6 @@ def evict(
     remade: Iterable[Remade],
     device: Device,
     early: Mapping[Candidate, int],
-    together: int = 0,
 ) -> Evicted:
     """The calls with those arrays given away in between.
 
@@ -271,16 +262,10 @@ def evict(
         remade: what other calls of backward fill, which have the places of what they rely on in forward.
         device: where the arrays are.
         early: of those that come back before they are needed, the position in backward.
-        together: bytes of small arrays that may leave with the last of them, or come back with the first.
     """
     passes = forward, backward
     away = defaultdict[int, list[Call]](list), defaultdict[int, list[Call]](list)
     back = defaultdict[int, list[Call]](list)
-    ends = {each: joints[each.late][bisect_left(joints[each.late], each.written[-1] + 1)] for each in chosen}
-    comes = {each: joints[1][bisect_right(joints[1], early.get(each, each.read[each.until])) - 1] for each in chosen}
-    small = [each for each in chosen if not each.late and each.until == 0]
-    ends |= _gathered({each: ends[each] for each in small}, together, last=True)
-    comes |= _gathered({each: comes[each] for each in small}, together, last=False)
     readers, homes, fetched = [*backward], dict[SyncedMemory, Parked](), list[tuple[Candidate, Operand]]()
     block = Block(device)
     leaving: dict[SyncedMemory, Call] = {}
@@ -288,12 +273,12 @@ def evict(
         memory, blob = each.memory, each.operand.blob
         if memory not in homes:
             homes[memory] = Parked(blob.nbytes, device, f"{memory.name} (evicted)", block)
-            after = ends[each]
+            after = joints[each.late][bisect_left(joints[each.late], each.written[-1] + 1)]
             before = passes[each.late][after - 1]
             leaving[memory] = like(before, call("evict", _kept_as(each, read(blob)), home=homes[memory]))
             away[each.late][after].append(leaving[memory])
         array = _kept_as(each, overwrite(Blob(blob.shape, dtype=blob.dtype, device=device, name=memory.name)))
-        at = comes[each]
+        at = joints[1][bisect_right(joints[1], early.get(each, each.read[each.until])) - 1]
         back[at].append(like(backward[at], call("fetch", array, home=homes[memory])))
         for at in each.read[each.until :]:
             readers[at] = _redirected(readers[at], backward[at], memory, array.blob)
@@ -309,19 +294,6 @@ def evict(
     late = {each.memory for each in chosen if each.late}  # which nobody else reads
     own = {memory: home for memory, home in homes.items() if memory not in late}
     return Evicted(result, with_others(readers, both)[0], made, own, [array.blob for _, array in fetched])
-
-
-def _gathered(places: Mapping[Candidate, int], most: int, last: bool) -> dict[Candidate, int]:
-    """The positions at which copies begin, those of a few neighbours together: where the last of them does, or the
-    first."""
-    result, group, nbytes = dict[Candidate, int](), list[Candidate](), 0
-    for each in sorted(places, key=places.__getitem__):
-        if group and (nbytes + each.size > most or places[each] - places[group[-1]] > NEAR):
-            group, nbytes = [], 0
-        group.append(each)
-        nbytes += each.size
-        result.update((other, places[group[-1 if last else 0]]) for other in group)
-    return result
 
 
 def _kept_as(each: Candidate, operand: Operand) -> Operand:

@@ -13,7 +13,7 @@ from blobmem.errors import OutOfDeviceMemory
 from blobmem.memory import Side, SyncedMemory
 from blobmem.net.needs import Need
 from blobmem.net.plan.divisions import Divisions
-from blobmem.net.plan.evict import TOGETHER, Candidate, ahead, choose, evict, lingering, loads, lowest, travelling
+from blobmem.net.plan.evict import Candidate, ahead, choose, evict, lingering, loads, lowest, travelling
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.slices import Division, in_the_way
@@ -33,9 +33,6 @@ TRIES = 8
 
 SPREAD = 0.9
 """How much of the room arrays may take where pieces of state come and go all the while."""
-
-FEW = 64
-"""What part of the room small arrays take together that are copied with others of them."""
 
 EARLY = 0.97
 """How much of the room arrays may take that come back early: there have to be gaps."""
@@ -208,8 +205,7 @@ def _without(net: Net, way: Way, chosen: Sequence[Candidate], times: Times, enou
     soon = ahead(chosen, way.load, made.places, times, int(EARLY * room))
     early = {each: starts[step - first] for each, step in soon.items()}
     places = made.schedules[0].joints(), made.schedules[1].joints()
-    together = min(TOGETHER, room_of(net, made) // FEW) if device.most_bytes is not None else 0
-    found = evict(made.forward, made.backward, chosen, places, made.remade, device, early, together)
+    found = evict(made.forward, made.backward, chosen, places, made.remade, device, early)
     fetched = [*made.fetched, *found.fetched]
     net._have(dataclasses.replace(made, fetched=fetched))
     schedules = net._scheduled(found.forward, found.backward, made.passing)

@@ -31,10 +31,6 @@ BOTH = 46e9
 QUEUED = 10e-6
 """Seconds that a copy takes beside that: of 8 MiB, copies in a graph come to 46 GB/s, of 4 MiB to 42."""
 
-BESIDE = 4.5e-3
-"""Milliseconds that a call takes longer behind which copies begin: steps of ResNet-1001 on an H200 with 507 such calls
-took 2.4 ms longer than their calls and waits."""
-
 MEMORY = 3e12
 """Bytes that calls read and write in a second, where they do little more than that."""
 
@@ -227,7 +223,6 @@ def reckon(drawn: Draft, times: Times) -> Reckoned:
             way, other = COPIES if call.op == COPIES[0] else COPIES[::-1]
             begin = max(begin, copied[way])
             copied[way] = end = _copied(begin, times.ms(call), copied[other])
-            computed += BESIDE * (calls[at - 1].op not in COPIES)
         else:
             computed = end = begin + times.ms(call)
         begins[at], ends[at] = begin, end

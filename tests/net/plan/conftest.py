@@ -63,4 +63,3 @@ def one_price():
 def quick_copies(monkeypatch):
     """Nets of tests are so small that what a copy takes beside its bytes is more than many calls."""
     monkeypatch.setattr("blobmem.net.plan.times.QUEUED", 0.0)
-    monkeypatch.setattr("blobmem.net.plan.times.BESIDE", 0.0)

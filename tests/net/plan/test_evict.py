@@ -307,7 +307,6 @@ def test_calls_wait_once_for_several_copies(monkeypatch, nothing_anew):
 @LATE
 def test_copies_are_parts_of_graphs(monkeypatch, order, last):
     monkeypatch.setattr(evict, "SLACK", 0.0)  # all that this net computes takes no longer
-    monkeypatch.setattr(fitting, "TOGETHER", 0)
     net = deep(late(least_of_late(last), order, last))
     assert_same(iterated(net), trace_of_late(last))
     assert {*net.why_eager().values(), *net.why_eager(backward=True).values()} == {""}

@@ -64,19 +64,6 @@ def test_copies_run_beside_calls_and_whoever_uses_the_bytes_waits():
     assert reckoned(calls, places) == [0, 1, 1, 5, 6, 6, 8]
 
 
-def test_calls_lose_a_little_by_each_copy_beside_them(monkeypatch):
-    monkeypatch.setattr(times, "BESIDE", 0.25)
-    a, b, back = map(array, "abc")
-    calls = [
-        call("make", overwrite(a), ms=1.0),
-        call("evict", read(a), home=HOME, ms=1.0),
-        call("make", overwrite(b), ms=2.0),
-        call("fetch", overwrite(back), home=HOME, ms=1.0),
-        call("use", read(b), ms=1.0),
-    ]
-    assert reckoned(calls, [(a, 0, 1, 0), (b, 2, 4, KIB), (back, 3, 4, 0)]) == [0, 1, 1.25, 3.25, 3.5]
-
-
 def test_a_copy_back_waits_for_the_copy_away_of_its_bytes_and_of_what_was_there():
     a, b, back = map(array, "abc")
     other = object()
