@@ -68,7 +68,9 @@ LOSSES: dict[str, tuple[tuple[int, ...], int]] = {
 """The same, and which operand is the loss, or its gradient: a mean over the batch."""
 
 
-_ABREAST = frozenset({"batch_norm_forward", "batch_norm_backward", "batch_norm_scale_backward"})
+_ABREAST = frozenset({
+    "batch_norm_forward", "batch_norm_backward", "batch_norm_scale_backward", "conv_batch_norm_gradients",
+})  # fmt: skip
 """Ops that take no slices one after the other, but such as go abreast (`plan.abreast`)."""
 
 _IMAGE = 4

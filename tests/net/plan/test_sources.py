@@ -3,15 +3,16 @@ the larger array."""
 
 import numpy as np
 import pytest
-from cuda_devices import needs_compiler
+from cuda_devices import GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
-from plan_nets import SCALE, conv, iterate, layer, loss, made
+from plan_nets import SCALE, assert_same, conv, iterate, layer, loss, made
 
+from blobmem.errors import SharedBlobError
 from blobmem.net.plan import levels, sources
-from blobmem.net.plan.abreast import Abreast
+from blobmem.net.plan.abreast import SETTLES, Abreast
 from blobmem.net.plan.places import draft
 
-pytestmark = [needs_compiler, pytest.mark.usefixtures("one_price")]
+pytestmark = pytest.mark.usefixtures("one_price")
 
 DATA = """
 name: "wide" force_backward: true
@@ -46,10 +47,30 @@ def net_of(scale=SCALE):
     return DATA + blocks + conv("e", "y") + loss("e")
 
 
-def device_of(last=False, exact=False, limit=None):
+def emulated(last, exact, limit):
     device = EmulatedCuda(limit)
     device.channels_last, device.deterministic = last, exact
     return device
+
+
+def channels_second(limit=None, exact=False):
+    return emulated(False, exact, limit)
+
+
+def channels_last(limit=None, exact=False):
+    return emulated(True, exact, limit)
+
+
+def on_gpu(limit=None, exact=False):
+    return GPU.values[0](limit=limit, deterministic=exact)
+
+
+@pytest.fixture(params=[
+    pytest.param(channels_second, marks=needs_compiler), pytest.param(channels_last, marks=needs_compiler),
+    pytest.param(on_gpu, marks=GPU.marks),
+])  # fmt: skip
+def make(request):
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -89,14 +110,66 @@ def assert_close(one, other):
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
-@pytest.mark.parametrize("last", [False, True], ids=["channels second", "channels last"])
 @pytest.mark.parametrize(
     "scale", [SCALE, "", "scale_param { bias_term: false }"], ids=["shifted", "unscaled", "scaled"]
 )
-def test_numbers_are_the_usual_ones_to_rounding(short, last, number, scale):
+def test_numbers_are_the_usual_ones_to_rounding(make, short, number, scale):
     text = net_of(scale)
-    expected = iterate(made(text, device_of(last), "train"))
+    expected = iterate(made(text, make(), "train"))
     short(number)
-    net = made(text, device_of(last), "train")
+    net = made(text, make(), "train")
+    first = iterate(net)
+    assert_close(first, expected)
+    assert ops_of(net).count(SETTLES) == 3
+    assert_same(iterate(made(text, make(), "train")), first)
+
+
+def test_what_nobody_reads_is_not_there(make, short):
+    short()
+    net = made(net_of(), make(), "train")
+    iterate(net)
+    for layer_name in ("xpn", "xcn", "ycn"):
+        assert all(f"{layer_name}/normalized" not in operand.memory.name for operand in operands(net))
+    with pytest.raises(SharedBlobError, match="xc"):
+        _ = net.blobs["xc"].diff
+
+
+def operands(net):
+    return [operand for schedule in net.compiled() for each in schedule.calls for operand in each.present()]
+
+
+@pytest.mark.parametrize("text", [
+    net_of().replace("num_output: 16", "num_output: 7"),  # too few
+    net_of().replace("num_output: 16 kernel_size: 1", "num_output: 16 kernel_size: 3 pad: 1"),
+    net_of().replace("num_output: 16 kernel_size: 1", "num_output: 16 kernel_size: 1 group: 2"),
+    net_of().replace("num_output: 16 kernel_size: 1 bias_term: false", "num_output: 16 kernel_size: 1"),
+], ids=["narrow", "windows", "groups", "bias"])  # fmt: skip
+def test_others_stay_as_they_are(short, text):
+    short()
+    expected = iterate(made(text, channels_last(), "keep"))
+    net = made(text, channels_last(), "train")
     assert_close(iterate(net), expected)
-    assert ops_of(net).count(sources.SETTLES) == 3
+    assert SETTLES not in ops_of(net)
+
+
+def test_it_is_for_where_there_is_no_room_and_bits_may_differ(make):
+    mean = layer("Pooling", "p", "e", "p", "pooling_param { pool: AVE global_pooling: true }")
+    text = net_of().replace(
+        loss("e"), mean + layer("Flatten", "f", "p", "f") + layer("EuclideanLoss", "loss", "f t", "loss")
+    )
+    text = text.replace("dim: 6 dim: 8", "dim: 24 dim: 32")
+
+    def run(limit=None, exact=False):
+        net = made(text, make(limit, exact), "train")
+        trace = iterate(net)
+        return trace, net.device.statistics.peak_bytes, SETTLES in ops_of(net)
+
+    expected, needed, there = run()
+    assert not there
+    limit = int(0.6 * needed)
+    found, peak, there = run(limit)
+    assert there and peak <= limit
+    assert_close(found, expected)
+    exact, _, there = run(limit, exact=True)
+    assert not there
+    assert_same(exact, run(exact=True)[0])
