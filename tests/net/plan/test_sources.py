@@ -144,6 +144,7 @@ def operands(net):
     net_of().replace("num_output: 16 kernel_size: 1", "num_output: 16 kernel_size: 1 group: 2"),
     net_of().replace("num_output: 16 kernel_size: 1 bias_term: false", "num_output: 16 kernel_size: 1"),
 ], ids=["narrow", "windows", "groups", "bias"])  # fmt: skip
+@needs_compiler
 def test_others_stay_as_they_are(short, text):
     short()
     expected = iterate(made(text, channels_last(), "keep"))
@@ -152,6 +153,8 @@ def test_others_stay_as_they_are(short, text):
     assert SETTLES not in ops_of(net)
 
 
+@needs_compiler
+@pytest.mark.parametrize("make", [channels_second, channels_last])
 def test_it_is_for_where_there_is_no_room_and_bits_may_differ(make):
     mean = layer("Pooling", "p", "e", "p", "pooling_param { pool: AVE global_pooling: true }")
     text = net_of().replace(
