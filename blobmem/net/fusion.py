@@ -516,6 +516,24 @@ def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
     return Group(at + 2, _fused(first, "relu_bias_backward", *first.operands, db, **first.attributes))
 
 
+def _sums_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
+    """The gradient of a split in two, and those of a ReLU and of a bias before it, where channels come last."""
+    first = calls[at]
+    if len(first.operands) != 3 or not _is(calls, at + 1, "relu_backward"):
+        return None
+    group, (one, two, total) = _relu_bias_backward(calls, at + 1), first.operands
+    if group is None or normalize_backward(calls, at + 1) is not None:
+        return None
+    y, dy, dx, db = group.call.operands
+    if dx is None or not _same(total, dy, dx) or any(_same(each, total) for each in (y, one, two)):
+        return None
+    if not _one_order(y, one, two, dx):
+        return None
+    written = dataclasses.replace(dx, intent=Intent.OVERWRITE)
+    call = _fused(first, "sums_relu_bias_backward", y, one, two, written, db, **group.call.attributes)
+    return Group(group.stop, call)
+
+
 # -------------------------------------------------------------------- a join
 
 
@@ -589,5 +607,5 @@ _MATCHES = {
     "scale_backward_gamma": (normalize_backward,),
     "scale_forward": (_made_again, _scale_sum_forward, _scale_relu_forward),
     "eltwise_sum": (_sum_forward, _sum_normalize_inference),
-    "sum_arrays": (_unread_sums_normalize_backward, _sums_normalize_backward, _sums_backward),
+    "sum_arrays": (_unread_sums_normalize_backward, _sums_normalize_backward, _sums_bias_backward, _sums_backward),
 }

@@ -45,6 +45,7 @@ OPS = {
     "sum_relu_backward": ("xxyy", {"slope": 0.1}), "sums_relu_backward": ("xxxyyy", {"slope": 0.1}),
     "sums_relu_batch_norm_scale_backward": ("xxxyyxvcycc", {"slope": 0.1, "accumulate": True}),
     "relu_bias_backward": ("xxyc", {"slope": 0.1, "accumulate": False}),
+    "sums_relu_bias_backward": ("xxxyc", {"slope": 0.1, "accumulate": False}),
     "softmax_loss_backward": ("xltfy", {"ignore_label": 1, "normalization": "VALID", "layer": "loss"}),
 }  # fmt: skip
 """Op -> its operands (x: a large input, y: a large output, c: of each channel, m: two of each, d: two of each in double precision, v: one, positive, p: of each plane, f: one

@@ -60,6 +60,7 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
     "sum_batch_norm_scale_inference": ((0, 1), (2, 3)),
     "batch_norm_scale_backward": ((0, 4), (5,)),
     "relu_bias_backward": ((0, 1), (2,)),
+    "sums_relu_bias_backward": ((0, 1, 2), (3,)),
     "scale_relu_forward": ((0,), (3,)),
     "scale_sum_relu_forward": ((0, 3), (6,)),
     "sum_relu_forward": ((0, 1), (2,)),

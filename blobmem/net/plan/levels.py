@@ -51,6 +51,9 @@ LITTLE = 8
 SOME = 0.75
 """The part of little state that is tried, once, with updates where they are."""
 
+PART = 0.3
+"""What part of the time that copies of state take they are reckoned to add, where a plan of it is not made yet."""
+
 SOONER = (0.97, 0.91, 0.83, 0.76)
 """What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
 between them take the rest."""
@@ -182,7 +185,8 @@ def _abreast(
         trial = _take_abreast(net, level, room + sum(each.size for each in level))
         if trial is not None:
             trial.drawn = draft(net, trial.schedules, trial.kept)
-            seen.append((glance(net, room_of(net, trial), times), at))
+            over, ms = glance(net, room_of(net, trial), times)
+            seen.append(((over, ms + PART * sum(each.ms for each in level)), at))
     tries = [(levels[at], room + sum(each.size for each in levels[at])) for _, at in sorted(seen)[:1]]
     result = list[Made | OutOfDeviceMemory]()
     for level, taken in [*tries, *([(levels[-1], 0)] if least else [])]:

@@ -200,9 +200,11 @@ class _Calls:
         weights, g = self._found.weights, self._g
         x, (along, squares, plain, source) = weights.operand(0), sums
         return [
-            weights.over((x, g, _sum(along))), weights.over((x, x, _sum(squares))),
-            call("conv_backward_bias", g, _sum(plain)), call("conv_backward_bias", x, _sum(source)),
-        ]  # fmt: skip
+            call("conv_backward_bias", g, _sum(plain)),  # which may run as one with what makes g
+            call("conv_backward_bias", x, _sum(source)),
+            weights.over((x, g, _sum(along))),
+            weights.over((x, x, _sum(squares))),
+        ]
 
     def _settling(self, sums: Sequence[Blob], factors: Sequence[Blob]) -> Call:
         found, of_norm = self._found, self._found.gradient.call.operands

@@ -88,8 +88,9 @@ def sum_per_channel(shape: Folded, x: CudaArray, y: CudaArray | None, total: Cud
 
 
 def relu_gradient(x: CudaArray, dy: CudaArray, dx: CudaArray, total: CudaArray, ws: CudaArray | None, *, slope: float,
-                  accumulate: bool) -> None:  # fmt: skip
-    """dx = the gradient of a ReLU, as `neuron.relu_backward` has it; total[c] (+)= the sum over channel c of dx.
+                  accumulate: bool, more: CudaArray | None = None) -> None:  # fmt: skip
+    """dx = the gradient of a ReLU, as `neuron.relu_backward` has it, of dy and `more`, if that is given; total[c] (+)=
+    the sum over channel c of dx.
 
     Arrays are (rows, channels) in memory. ws is what `sum_per_channel` of (rows, channels, 1) wants, to whose bits it
     comes.
@@ -101,7 +102,10 @@ def relu_gradient(x: CudaArray, dy: CudaArray, dx: CudaArray, total: CudaArray, 
     parts = _column_splits(shape)
     blocks = -(-shape[1] // 32) * parts
     sizes = *shape[:2], parts, slope, accumulate
-    _KERNELS.run(dx, "relu_gradient_columns", blocks, THREADS, x, dy, dx, total, ws, *sizes)
+    if more is None:
+        _KERNELS.run(dx, "relu_gradient_columns", blocks, THREADS, x, dy, dx, total, ws, *sizes)
+    else:
+        _KERNELS.run(dx, "summed_relu_gradient_columns", blocks, THREADS, x, dy, more, dx, total, ws, *sizes)
     if parts > 1 and ws is not None:
         add_parts(ws, total, parts, accumulate=accumulate)
 

@@ -211,3 +211,11 @@ def relu_bias_backward(x: CudaArray, dy: CudaArray, dx: CudaArray, db: CudaArray
                        ws: CudaArray | None = None) -> None:  # fmt: skip
     """`relu_backward`, and `conv_backward_bias` of its dx, whose last axis is of channels; at least two of them."""
     channels.relu_gradient(x, dy, dx, db, ws, slope=slope, accumulate=accumulate)
+
+
+@op(family="cuda", workspace=lambda y, one, two, dy, db, **_: _bias_room(y, two, dy, db))
+def sums_relu_bias_backward(y: CudaArray, one: CudaArray, two: CudaArray, dy: CudaArray, db: CudaArray, *, slope: float,
+                            accumulate: bool, ws: CudaArray | None = None) -> None:  # fmt: skip
+    """`sums_relu_backward` to dy, and `conv_backward_bias` of that, whose last axis is of channels; at least two of
+    them. dy may be y, one or two."""
+    channels.relu_gradient(y, one, dy, db, ws, slope=slope, accumulate=accumulate, more=two)

@@ -358,6 +358,12 @@ def test_relu_bias_backward_has_the_bits_of_both(cuda, rng, shape, dtype, slope,
         got = cuda.run("relu_bias_backward", y, dy, dx, db, slope=slope, accumulate=accumulate)
         np.testing.assert_array_equal(got[2], g)
         np.testing.assert_array_equal(got[3], total)
+        other = normal(rng, dtype, *shape)
+        g = cuda.run("sums_relu_backward", y, dy, other, dx, None, None, slope=slope)[3]
+        total = cuda.run("conv_backward_bias", g.reshape(folded), db, accumulate=accumulate)[1]
+        got = cuda.run("sums_relu_bias_backward", y, dy, other, dx, db, slope=slope, accumulate=accumulate)
+        np.testing.assert_array_equal(got[3], g)
+        np.testing.assert_array_equal(got[4], total)
 
 
 def test_sum_relu_of_what_is_no_number(cuda):

@@ -125,6 +125,32 @@ __device__ __forceinline__ Lot<W> relu_rows(const D *x, const D *dy, D *dx, i64 
   return total;
 }
 
+// The same of the sum of two arrays.
+template <int W> struct Three { Lots<W> some; Lot<W> more; };
+
+template <int W>
+__device__ __forceinline__ Lot<W> summed_relu_rows(const D *x, const D *one, const D *two, D *dx, i64 channels, i64 c,
+                                                   i64 first, i64 stop, int step, T slope) {
+  Lot<W> total = {};
+  grouped<4>(
+      first, stop, step,
+      [=](i64 n) {
+        i64 at = n * channels + c;
+        return Found<Three<W>>{at, {load<W>(x, one, at), load<W>(two, at)}};
+      },
+      [&](const Found<Three<W>> &found) {
+        Lot<W> lot;
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+          T g = found.value.some.b.at[i] + found.value.more.at[i];
+          lot.at[i] = found.value.some.a.at[i] > 0 ? g : slope == 0 ? (T)0 : g * slope;
+          total.at[i] += lot.at[i];
+        }
+        store<W>(dx, found.at, lot);
+      });
+  return total;
+}
+
 // rows(c, first, stop, step) gives a thread's sums of W neighbouring channels.
 template <int W, class F>
 __device__ __forceinline__ void sum_neighbours(Totals totals, double *parts, i64 outer, i64 channels, i64 splits,
@@ -176,6 +202,24 @@ extern "C" __global__ void relu_gradient_columns(const D *x, const D *dy, D *dx,
     sum_neighbours<1>(totals, parts, outer, channels, splits, sums,
                       [=](i64 c, i64 first, i64 stop, int step) {
                         return relu_rows<1>(x, dy, dx, channels, c, first, stop, step, slope);
+                      });
+}
+
+// `relu_gradient` of the sum of two arrays, which may be dx, and of its result `sum_columns`, likewise.
+extern "C" __global__ void summed_relu_gradient_columns(const D *x, const D *one, const D *two, D *dx, D *total,
+                                                        double *parts, i64 outer, i64 channels, i64 splits, T slope,
+                                                        int accumulate) {
+  __shared__ double sums[8 * PACK][33];
+  Totals totals = {total, false, accumulate, 1};
+  if (whole_packs(channels) && aligned(x) && aligned(one) && aligned(two) && aligned(dx))
+    sum_neighbours<PACK>(totals, parts, outer, channels, splits, sums,
+                         [=](i64 c, i64 first, i64 stop, int step) {
+                           return summed_relu_rows<PACK>(x, one, two, dx, channels, c, first, stop, step, slope);
+                         });
+  else
+    sum_neighbours<1>(totals, parts, outer, channels, splits, sums,
+                      [=](i64 c, i64 first, i64 stop, int step) {
+                        return summed_relu_rows<1>(x, one, two, dx, channels, c, first, stop, step, slope);
                       });
 }
 
