@@ -121,6 +121,8 @@ def test_numbers_are_the_usual_ones_to_rounding(make, short, number, scale):
     first = iterate(net)
     assert_close(first, expected)
     assert ops_of(net).count(SETTLES) == 3
+    ran = [step.call.op for step in net.compiled()[1]._program()]
+    assert ("sums_relu_bias_backward" in ran) == net._images_last  # x is split, and its ReLU just before
     assert_same(iterate(made(text, make(), "train")), first)
 
 
