@@ -43,7 +43,7 @@ class Emitted:
     sliced: Sliced | None = None
     arrays: Sequence[Blob] = ()
 
-    def keep_less(self, free: Set[SyncedMemory], ops: Mapping[str, Any], short: bool) -> Emitted:
+    def keep_less(self, free: Set[SyncedMemory], ops: Mapping[str, Any], short: bool = False) -> Emitted:
         """The calls by which less need be kept for backward (`plan`), and what may be made anew.
 
         Args:

@@ -86,10 +86,10 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
 
 
 def fits(net: Net, made: Made) -> bool:
-    """Whether the calls, which are drafted, do as they are."""
-    made.drawn = draft(net, made.schedules, made.kept)
+    """Whether the calls do as they are; they are drafted, if there is a limit."""
     if net.device.most_bytes is None:
         return True
+    made.drawn = draft(net, made.schedules, made.kept)
     room = room_of(net, made)
     return max(made.places.layout.nbytes, *(nbytes for nbytes, _ in _sharers(net, room))) <= room
 
