@@ -48,7 +48,8 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
     `slices` of the batch, of those in which a run of layers takes these, and the first that takes no more than `good`
     ms. Raises OutOfDeviceMemory, naming the least that would do, if none does.
     """
-    made.drawn = draft(net, made.schedules, made.kept)
+    if made.drawn is None:
+        made.drawn = draft(net, made.schedules, made.kept)
     most, times = net.device.most_bytes, Times(net.device)
     if most is None:
         return made
@@ -86,7 +87,7 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
 
 
 def fits(net: Net, made: Made) -> bool:
-    """Whether the calls do as they are; they are drafted, if there is a limit."""
+    """Whether the calls do as they are. They are drafted, if there is a limit."""
     if net.device.most_bytes is None:
         return True
     made.drawn = draft(net, made.schedules, made.kept)
