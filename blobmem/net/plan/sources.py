@@ -96,12 +96,29 @@ class _Found(NamedTuple):
 
 
 def _makers(forward: Sequence[Call]) -> dict[SyncedMemory, int]:
-    """Of what batch norms keep for backward the position of the call, where a convolution is just before it."""
+    """Of what batch norms keep for backward the position of the call, where just before it a convolution makes so much
+    of little that this is worth while."""
     return {
         each.operand(2).memory: at
         for at, each in enumerate(forward)
-        if at and each.op == _NORM and each.operands[2] is not None and forward[at - 1].op == "conv_forward"
+        if at and each.op == _NORM and each.operands[2] is not None and _is_wide(forward[at - 1], each)
     }
+
+
+def _is_wide(conv: Call, norm: Call) -> bool:
+    if (
+        conv.op != "conv_forward"
+        or conv.operands[2] is not None
+        or conv.operand(3).memory is not norm.operand(0).memory
+    ):
+        return False
+    w, (outer, _, inner), window = conv.operand(1), norm.operand(0).op_shape, conv.attributes
+    outputs, inputs, *taps = w.op_shape
+    if is_half(w.blob.dtype):
+        return False  # what such sums lose by rounding is no longer small
+    if {*window["stride"]} != {1} or any(window["pad"]) or window["group"] != 1 or math.prod(taps) != 1:
+        return False
+    return bool(outputs >= WIDER * inputs and outer * inner >= LONG * inputs)
 
 
 def _match(
@@ -116,30 +133,19 @@ def _match(
         return None
     xhat, dx = gradient.call.operand(0), gradient.call.operand(3 if gradient.call.op == "batch_norm_backward" else 5)
     weights, data = backward[gradient.stop : gradient.stop + 2]
-    norm = makers.get(xhat.memory)
+    norm, stop = makers.get(xhat.memory), gradient.stop + 2
     if norm is None or (weights.op, data.op) != ("conv_backward_weights", "conv_backward_data"):
         return None
-    conv, w = forward[norm - 1], data.operand(1)
-    if is_half(w.blob.dtype):
-        return None  # what such sums lose by rounding is no longer small
-    outputs, inputs = w.op_shape[:2]
-    outer, _, inner = xhat.op_shape
-    source, stop = weights.operand(0).memory, gradient.stop + 2
-    is_product = (
-        {*data.attributes["stride"]} == {1} and not any(data.attributes["pad"]) and data.attributes["group"] == 1
-        and math.prod(w.op_shape[2:]) == 1 and outputs >= WIDER * inputs and outer * inner >= LONG * inputs
-    )  # fmt: skip
+    x, w, *_ = (operand.memory for operand in forward[norm - 1].present())
     is_theirs = (
-        conv.operands[2] is None
-        and (conv.operand(0).memory, conv.operand(1).memory, conv.operand(3).memory)
-        == (source, w.memory, forward[norm].operand(0).memory)
+        (weights.operand(0).memory, data.operand(1).memory) == (x, w)
         and weights.operand(1).memory is dx.memory
         and data.operand(0).memory is dx.memory
         and data.operand(2).intent is Intent.OVERWRITE
     )
-    if not (is_product and is_theirs and dx.memory in free and xhat.memory in free):
+    if not is_theirs or dx.memory not in free or xhat.memory not in free or _is_read(backward[stop:], dx.memory):
         return None
-    if _is_read(backward[stop:], dx.memory) or xhat.memory in {*memories([*backward[:at], *backward[stop:]])}:
+    if xhat.memory in {*memories([*backward[:at], *backward[stop:]])}:
         return None
     return _Found(stop, norm, gradient, weights, data)
 
