@@ -29,8 +29,8 @@ extern "C" __global__ void __launch_bounds__(1024)
   ROWS_OF(width);
   i64 c = blockIdx.x, begin = c * inputs;
   double total = sum_g[c], along = 0;
-  for (i64 k = threadIdx.x; k < inputs; k += blockDim.x)
-    along += (double)w[begin + k] * ((double)products[begin + k] - total * ((double)sum_x[k] / count));
+  auto centred = [=](i64 k) { return (double)products[begin + k] - total * ((double)sum_x[k] / count); };
+  for (i64 k = threadIdx.x; k < inputs; k += blockDim.x) along += (double)w[begin + k] * centred(k);
   along = block_sum(along, sums) * (double)inv_std[c];
   double times = (double)inv_std[c] * (gamma ? (double)gamma[c] : 1.0), back = along * (double)inv_std[c] / count;
   for (i64 first = 0; first < inputs; first += width) {
@@ -43,8 +43,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
     over = joined(over, shared, lane, row, rows, width);
     if (row == 0 && k < inputs) {
-      double own = (double)products[begin + k] - total * ((double)sum_x[k] / count);
-      T gradient = (T)(times * (own - back * (double)over));
+      T gradient = (T)(times * (centred(k) - back * (double)over));
       dw[begin + k] = accumulate ? dw[begin + k] + gradient : gradient;
       of_g[begin + k] = (T)times * w[begin + k];
     }

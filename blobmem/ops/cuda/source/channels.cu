@@ -104,46 +104,41 @@ __device__ __forceinline__ Lot<W> sum_rows(const D *x, const D *y, i64 channels,
   return total;
 }
 
+// Numbers of an array, or sums of those of two.
+struct One {
+  const D *one;
+  __device__ __forceinline__ bool whole() const { return aligned(one); }
+  template <int W> __device__ __forceinline__ Lot<W> at(i64 i) const { return load<W>(one, i); }
+};
+
+struct Two {
+  const D *one, *two;
+  __device__ __forceinline__ bool whole() const { return aligned(one) && aligned(two); }
+  template <int W> __device__ __forceinline__ Lot<W> at(i64 i) const {
+    Lots<W> both = load<W>(one, two, i);
+#pragma unroll
+    for (int k = 0; k < W; k++) both.a.at[k] += both.b.at[k];
+    return both.a;
+  }
+};
+
 // dx = the gradient of a ReLU, of which x is the input or the output, there; and its sums.
-template <int W>
-__device__ __forceinline__ Lot<W> relu_rows(const D *x, const D *dy, D *dx, i64 channels, i64 c, i64 first, i64 stop,
-                                            int step, T slope) {
+template <int W, class G>
+__device__ __forceinline__ Lot<W> relu_rows(const D *x, G dy, D *dx, i64 channels, i64 c, i64 first, i64 stop, int step,
+                                            T slope) {
   Lot<W> total = {};
   grouped<4>(
       first, stop, step,
-      [=](i64 n) { return Found<Lots<W>>{n * channels + c, load<W>(x, dy, n * channels + c)}; },
+      [=](i64 n) {
+        i64 at = n * channels + c;
+        return Found<Lots<W>>{at, {load<W>(x, at), dy.template at<W>(at)}};
+      },
       [&](const Found<Lots<W>> &found) {
         Lot<W> lot;
 #pragma unroll
         for (int i = 0; i < W; i++) {
           T g = found.value.b.at[i];
           lot.at[i] = found.value.a.at[i] > 0 ? g : slope == 0 ? (T)0 : g * slope;
-          total.at[i] += lot.at[i];
-        }
-        store<W>(dx, found.at, lot);
-      });
-  return total;
-}
-
-// The same of the sum of two arrays.
-template <int W> struct Three { Lots<W> some; Lot<W> more; };
-
-template <int W>
-__device__ __forceinline__ Lot<W> summed_relu_rows(const D *x, const D *one, const D *two, D *dx, i64 channels, i64 c,
-                                                   i64 first, i64 stop, int step, T slope) {
-  Lot<W> total = {};
-  grouped<4>(
-      first, stop, step,
-      [=](i64 n) {
-        i64 at = n * channels + c;
-        return Found<Three<W>>{at, {load<W>(x, one, at), load<W>(two, at)}};
-      },
-      [&](const Found<Three<W>> &found) {
-        Lot<W> lot;
-#pragma unroll
-        for (int i = 0; i < W; i++) {
-          T g = found.value.some.b.at[i] + found.value.more.at[i];
-          lot.at[i] = found.value.some.a.at[i] > 0 ? g : slope == 0 ? (T)0 : g * slope;
           total.at[i] += lot.at[i];
         }
         store<W>(dx, found.at, lot);
@@ -188,12 +183,12 @@ extern "C" __global__ void sum_columns(const D *x, const D *y, void *total, doub
 #undef SUM
 }
 
-// `relu_gradient` and, of its result, `sum_columns` in one pass, to the same bits. dx may be dy.
-extern "C" __global__ void relu_gradient_columns(const D *x, const D *dy, D *dx, D *total, double *parts, i64 outer,
-                                                 i64 channels, i64 splits, T slope, int accumulate) {
+template <class G>
+__device__ __forceinline__ void relu_columns(const D *x, G dy, D *dx, D *total, double *parts, i64 outer, i64 channels,
+                                             i64 splits, T slope, int accumulate) {
   __shared__ double sums[8 * PACK][33];
   Totals totals = {total, false, accumulate, 1};
-  if (whole_packs(channels) && aligned(x) && aligned(dy) && aligned(dx))
+  if (whole_packs(channels) && aligned(x) && dy.whole() && aligned(dx))
     sum_neighbours<PACK>(totals, parts, outer, channels, splits, sums,
                          [=](i64 c, i64 first, i64 stop, int step) {
                            return relu_rows<PACK>(x, dy, dx, channels, c, first, stop, step, slope);
@@ -205,22 +200,17 @@ extern "C" __global__ void relu_gradient_columns(const D *x, const D *dy, D *dx,
                       });
 }
 
-// `relu_gradient` of the sum of two arrays, which may be dx, and of its result `sum_columns`, likewise.
+// `relu_gradient` and, of its result, `sum_columns` in one pass, to the same bits. dx may be dy.
+extern "C" __global__ void relu_gradient_columns(const D *x, const D *dy, D *dx, D *total, double *parts, i64 outer,
+                                                 i64 channels, i64 splits, T slope, int accumulate) {
+  relu_columns(x, One{dy}, dx, total, parts, outer, channels, splits, slope, accumulate);
+}
+
+// The same of the sum of two arrays, which may be dx.
 extern "C" __global__ void summed_relu_gradient_columns(const D *x, const D *one, const D *two, D *dx, D *total,
                                                         double *parts, i64 outer, i64 channels, i64 splits, T slope,
                                                         int accumulate) {
-  __shared__ double sums[8 * PACK][33];
-  Totals totals = {total, false, accumulate, 1};
-  if (whole_packs(channels) && aligned(x) && aligned(one) && aligned(two) && aligned(dx))
-    sum_neighbours<PACK>(totals, parts, outer, channels, splits, sums,
-                         [=](i64 c, i64 first, i64 stop, int step) {
-                           return summed_relu_rows<PACK>(x, one, two, dx, channels, c, first, stop, step, slope);
-                         });
-  else
-    sum_neighbours<1>(totals, parts, outer, channels, splits, sums,
-                      [=](i64 c, i64 first, i64 stop, int step) {
-                        return summed_relu_rows<1>(x, one, two, dx, channels, c, first, stop, step, slope);
-                      });
+  relu_columns(x, Two{one, two}, dx, total, parts, outer, channels, splits, slope, accumulate);
 }
 
 // total[c] (+)= factor * the sum of the channel's parts; a warp for each channel.
