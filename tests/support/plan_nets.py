@@ -32,6 +32,15 @@ def loss(bottom):
 
 
 SCALE = "scale_param { bias_term: true }"
+
+
+def norm(name, scale=SCALE, relu=True):
+    """Batch norm, a scale with these options, if there are any, and a ReLU, in place."""
+    text = layer("BatchNorm", f"{name}n", name, name)
+    text += layer("Scale", f"{name}s", name, name, scale) if scale else ""
+    return text + (layer("ReLU", f"{name}r", name, name) if relu else "")
+
+
 POOL = "pooling_param { kernel_size: 3 stride: 1 pad: 1 }"
 KINDS = {
     "conv": ("Convolution", "convolution_param { num_output: 2 kernel_size: 1 weight_filler { type: 'xavier' } }"),

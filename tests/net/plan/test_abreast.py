@@ -8,7 +8,7 @@ from cuda_devices import EXACT_GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_nets import SCALE, SPREAD, assert_same, conv, iterate, layer, loss, made, nets_at_random
+from plan_nets import SPREAD, assert_same, conv, iterate, layer, loss, made, nets_at_random, norm
 
 from blobmem import SimulatedDevice
 from blobmem.errors import OutOfDeviceMemory, SharedBlobError
@@ -26,13 +26,6 @@ layer { name: "data" type: "DummyData" top: "data" top: "t" dummy_data_param {
   shape { dim: 8 dim: 4 dim: 8 dim: 8 } shape { dim: 8 dim: 4 } } }
 """
 NEVER = 1 << 40
-
-
-def norm(name, scale=True, relu=True):
-    """Batch norm, a scale and a ReLU, in place."""
-    text = layer("BatchNorm", f"{name}n", name, name)
-    text += layer("Scale", f"{name}s", name, name, SCALE) if scale else ""
-    return text + (layer("ReLU", f"{name}r", name, name) if relu else "")
 
 
 def block(name, bottom, outputs, projected):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from cuda_devices import GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
-from plan_nets import SCALE, assert_same, conv, iterate, layer, loss, made
+from plan_nets import SCALE, assert_same, conv, iterate, layer, loss, made, norm
 
 from blobmem.errors import SharedBlobError
 from blobmem.net.plan import levels, sources
@@ -27,9 +27,7 @@ def wide(name, bottom, outputs=16, more="kernel_size: 1", scale=SCALE, relu=Fals
     options = (
         f"convolution_param {{ num_output: {outputs} {more} bias_term: false weight_filler {{ type: 'xavier' }} }}"
     )
-    text = layer("Convolution", name, bottom, name, options) + layer("BatchNorm", f"{name}n", name, name)
-    text += layer("Scale", f"{name}s", name, name, scale) if scale else ""
-    return text + (layer("ReLU", f"{name}r", name, name) if relu else "")
+    return layer("Convolution", name, bottom, name, options) + norm(name, scale, relu)
 
 
 def block(name, bottom, projected=True, scale=SCALE):
