@@ -531,8 +531,8 @@ class Compilation:
         emitted = Emitted(forward, backward, self._find_streams(backward))
         if self._arena is None:
             return emitted
-        free, ops = self._free({*memories([*forward, *backward])}), table(self.device.family)
-        emitted = emitted.keep_less(free, ops_of(self.device), self._short)
+        free, ops = self._free({*memories([*forward, *backward])}), ops_of(self.device)
+        emitted = emitted.keep_less(free, ops, self._short)
         if self._abreast is not None:
             emitted = emitted.abreast(self._abreast, free, ops, bool(self._images_last)) or emitted
         return emitted

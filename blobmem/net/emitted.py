@@ -14,7 +14,7 @@ from blobmem.net.fusion import share_kept
 from blobmem.net.plan import Again, Remade, Uses, read_tops, shut_in_pools, through
 from blobmem.net.plan.abreast import Abreast, abreast
 from blobmem.net.plan.slices import Sliced
-from blobmem.net.plan.sources import from_sources
+from blobmem.net.plan.sources import FromSources, from_sources
 from blobmem.ops.call import Call, call, overwrite_diff, read
 
 
@@ -56,12 +56,9 @@ class Emitted:
         straight, absent = through(backward, free, ops)
         # what `through` spares is not spent to make more anew
         layers = (*self.forward, *backward)
-        found = from_sources(self.forward, straight, free, ops) if short else None
-        if found is None:
-            again = Again(Uses(self.forward, straight, ops), free, ops, layers)
-            return dataclasses.replace(
-                self, backward=straight, remade=[*of_tops, *of_pools], absent=absent, again=again
-            )
+        found = FromSources(self.forward, straight, [], set())
+        if short:
+            found = from_sources(self.forward, straight, free, ops)
         own = {array.data_view.memory for array in found.arrays}
         again = Again(Uses(found.forward, found.backward, ops), free | own, ops, layers)
         return dataclasses.replace(

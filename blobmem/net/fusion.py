@@ -522,7 +522,7 @@ def _sums_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
     if len(first.operands) != 3 or not _is(calls, at + 1, "relu_backward"):
         return None
     group, (one, two, total) = _relu_bias_backward(calls, at + 1), first.operands
-    if group is None or normalize_backward(calls, at + 1) is not None:
+    if group is None:
         return None
     y, dy, dx, db = group.call.operands
     if dx is None or not _same(total, dy, dx) or any(_same(each, total) for each in (y, one, two)):

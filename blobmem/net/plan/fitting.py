@@ -55,7 +55,7 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
         return made
     beside = _beside(net, made)
     room, usual = most - beside, made
-    others, who = max(_sharers(net, room), key=itemgetter(0))
+    others, who = _others(net, room)
     if max(made.places.layout.nbytes, others) <= room and slices is None:
         made.ms = reckon(made.places, times).ms
         return made
@@ -87,12 +87,15 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
 
 
 def fits(net: Net, made: Made) -> bool:
-    """Whether the calls do as they are. They are drafted, if there is a limit."""
+    """Whether the calls do as they are. They are drafted; and reckoned, if they do under a limit."""
+    made.drawn = draft(net, made.schedules, made.kept)
     if net.device.most_bytes is None:
         return True
-    made.drawn = draft(net, made.schedules, made.kept)
     room = room_of(net, made)
-    return max(made.places.layout.nbytes, *(nbytes for nbytes, _ in _sharers(net, room))) <= room
+    if max(made.places.layout.nbytes, _others(net, room)[0]) > room:
+        return False
+    made.ms = reckon(made.places, Times(net.device)).ms
+    return True
 
 
 def forward_fitting(net: Net, made: Made) -> Made:
@@ -116,6 +119,11 @@ def settle(net: Net, made: Made) -> None:
     was tried."""
     for _ in _sharers(net, room_of(net, made)):
         pass
+
+
+def _others(net: Net, room: int) -> tuple[int, str]:
+    """Of what others need of its arena (`_sharers`) the most, and who does."""
+    return max(_sharers(net, room), key=itemgetter(0))
 
 
 def _sharers(net: Net, room: int) -> Iterator[tuple[int, str]]:

@@ -118,7 +118,9 @@ def _tell(net: Net, found: Made, wanted: int) -> None:
 def _fitted(net: Net, made: Made) -> Made:
     """Of the calls that fit, those that are reckoned to take least time, with slices of the batch if those without are
     not good; where bits matter more than that, slices are for where nothing else fits."""
-    if not fits(net, made) and net.take_sources():
+    if fits(net, made):
+        return made
+    if net.take_sources():
         made = net._made()
     best = _fits(net, made)
     if best is made:

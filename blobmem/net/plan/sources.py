@@ -25,6 +25,7 @@ from blobmem.dtypes import is_half
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.net.plan.abreast import SETTLES, Gradient, gradient_at
+from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, call, like, memories, overwrite, read
 
 _NORM = "batch_norm_forward"
@@ -143,20 +144,13 @@ def _match(
         and data.operand(0).memory is dx.memory
         and data.operand(2).intent is Intent.OVERWRITE
     )
-    if not is_theirs or dx.memory not in free or xhat.memory not in free or _is_read(backward[stop:], dx.memory):
+    if not is_theirs or dx.memory not in free or xhat.memory not in free:
         return None
+    if not first_uses(backward[stop:]).get(dx.memory, True):
+        return None  # what is there is read
     if xhat.memory in {*memories([*backward[:at], *backward[stop:]])}:
         return None
     return _Found(stop, norm, gradient, weights, data)
-
-
-def _is_read(calls: Sequence[Call], memory: SyncedMemory) -> bool:
-    """Whether a call reads what is in a memory before another fills it."""
-    for each in calls:
-        intents = {operand.intent for operand in each.present() if operand.memory is memory}
-        if intents:
-            return intents != {Intent.OVERWRITE}
-    return False
 
 
 def _without_kept(norm: Call) -> Call:
