@@ -15,6 +15,7 @@ from blobmem.ops.registry import ArraySpec, op
 
 _KERNELS, _SOURCES = Kernels("norm"), Kernels("batch_norm_sources")
 _SHARES = 1024  # threads that share the terms of a few sums
+_EACH = 4  # outputs, or inputs, of a block of these
 
 
 @op(family="cuda", workspace=batch_norm.workspace)
@@ -117,8 +118,8 @@ def conv_batch_norm_gradients(products: CudaArray, squares: CudaArray, sum_g: Cu
     sums, results = (products, squares, sum_g, sum_x), (dw, dgamma, dbeta, of_g)
     sizes = outputs, inputs, float(count)
     given = *sums, w, inv_std, gamma, *results, factors, *sizes, accumulate
-    _SOURCES.run(w, "weights_from_sums", outputs, _SHARES, *given)
-    _SOURCES.run(w, "source_from_factors", inputs, _SHARES, w, factors, sum_x, of_x, shift, *sizes)
+    _SOURCES.run(w, "weights_from_sums", -(-outputs // _EACH), _SHARES, *given)
+    _SOURCES.run(w, "source_from_factors", -(-inputs // _EACH), _SHARES, w, factors, sum_x, of_x, shift, *sizes)
 
 
 @op(family="cuda")
