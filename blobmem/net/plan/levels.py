@@ -51,8 +51,14 @@ LITTLE = 8
 SOME = 0.75
 """The part of little state that is tried, once, with updates where they are."""
 
-PART = 0.3
+PART = 0.8
 """What part of the time that copies of state take they are reckoned to add, where a plan of it is not made yet."""
+
+NEARLY = 1.1
+"""So many times as long as the least may what is reckoned so be for a plan of it to be made, too."""
+
+ABREAST = 2
+"""How many plans with slices abreast are made."""
 
 SOONER = (0.97, 0.91, 0.83, 0.76)
 """What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
@@ -180,20 +186,25 @@ def _fitted(net: Net, made: Made) -> Made:
 def _abreast(
     net: Net, made: Made, levels: Sequence[Sequence[_Candidate]], good: float, least: bool
 ) -> list[Made | OutOfDeviceMemory]:
-    """`_fits` with a run of layers in slices abreast, and that level of state evicted with which it seems best; if that
-    does not fit, and the `least` is asked for, as it needs least too."""
-    seen, room, times = list[tuple[tuple[int, float], int]](), room_of(net, made), Times(net.device)
+    """`_fits` with a run of layers in slices abreast, and each of those levels of state evicted with which it seems best;
+    if none fits, and the `least` is asked for, as it needs least too."""
+    seen, room, times = list[tuple[int, float, int]](), room_of(net, made), Times(net.device)
     for at, level in enumerate(levels):
         trial = _take_abreast(net, level, room + sum(each.size for each in level))
         if trial is not None:
             trial.drawn = draft(net, trial.schedules, trial.kept)
             over, ms = glance(net, room_of(net, trial), times)
-            seen.append(((over, ms + PART * sum(each.ms for each in level)), at))
-    tries = [(levels[at], room + sum(each.size for each in levels[at])) for _, at in sorted(seen)[:1]]
+            seen.append((over, ms + PART * sum(each.ms for each in level), at))
     result = list[Made | OutOfDeviceMemory]()
-    for level, taken in [*tries, *([(levels[-1], 0)] if least else [])]:
-        trial = _take_abreast(net, level, taken)
-        if trial is not None and not any(isinstance(each, Made) for each in result):
+    for over, ms, at in sorted(seen)[:ABREAST]:
+        if result and (over, ms) > (min(seen)[0], NEARLY * min(seen)[1]):
+            break
+        trial = _take_abreast(net, levels[at], room + sum(each.size for each in levels[at]))
+        assert trial is not None  # as before
+        result.append(_fits(net, trial, good))
+    if least and not any(isinstance(each, Made) for each in result):
+        trial = _take_abreast(net, levels[-1], 0)
+        if trial is not None:
             result.append(_fits(net, trial, good))
     net.take_abreast(None)
     return result
