@@ -15,6 +15,7 @@ from blobmem.net.plan import Again, Remade, Uses, read_tops, shut_in_pools, thro
 from blobmem.net.plan.abreast import Abreast, abreast
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.sources import FromSources, from_sources
+from blobmem.net.plan.uses import moved
 from blobmem.ops.call import Call, call, overwrite_diff, read
 
 
@@ -56,13 +57,14 @@ class Emitted:
         straight, absent = through(backward, free, ops)
         # what `through` spares is not spent to make more anew
         layers = (*self.forward, *backward)
-        found = FromSources(self.forward, straight, [], set())
+        found = FromSources(self.forward, straight, [*range(len(self.forward))], [], set())
         if short:
             found = from_sources(self.forward, straight, free, ops)
         own = {array.data_view.memory for array in found.arrays}
         again = Again(Uses(found.forward, found.backward, ops), free | own, ops, layers)
+        remade = moved([*of_tops, *of_pools], found.position)
         return dataclasses.replace(
-            self, forward=found.forward, backward=found.backward, remade=[*of_tops, *of_pools],
+            self, forward=found.forward, backward=found.backward, remade=remade,
             absent=absent | found.absent, again=again, arrays=found.arrays,
         )  # fmt: skip
 

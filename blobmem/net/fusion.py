@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blobmem.net.build import Node
 
 
-ROUNDED = frozenset({"conv_batch_norm_given", "conv_batch_norm_gradients"})
+ROUNDED = frozenset({"conv_batch_norm_given", "conv_batch_norm_gradients", "conv_batch_norm_moments"})
 """Ops whose results are those of the calls that they replace, or do with others, to rounding, not to the bit."""
 
 

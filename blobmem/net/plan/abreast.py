@@ -35,8 +35,12 @@ from blobmem.ops.call import Call, Operand, call, like, memories, read, write
 
 _NORM = "batch_norm_forward"
 _GRADIENTS = ("batch_norm_scale_backward", "batch_norm_backward")
-SETTLES = "conv_batch_norm_gradients"
-"""What has gradients of parameters from sums of all slices, and what those of data take (`plan.sources`)."""
+MOMENTS, SETTLES = "conv_batch_norm_moments", "conv_batch_norm_gradients"
+"""What has moments, and what has gradients of parameters and what those of data take, from sums of all slices
+(`plan.sources`)."""
+
+_ENDS = (MOMENTS, "batch_norm_settle")
+"""What ends a stretch of forward, as it has something of all slices."""
 
 _BEGIN_GRADIENT = ("relu_backward", "scale_backward_beta", "scale_backward_gamma")
 
@@ -60,7 +64,7 @@ class Abreast(NamedTuple):
 
 def run_about(forward: Sequence[Call], backward: Sequence[Call], layer: int, ops: Container[Any]) -> range:
     """The layers next to a layer, and itself, that may take slices abreast; none if it may not."""
-    whole = {each.layer for each in forward if each.op != _NORM and not _may_join(each, ops)}
+    whole = {each.layer for each in forward if each.op not in (_NORM, *_ENDS) and not _may_join(each, ops)}
     at = 0
     while at < len(backward):
         gradient = gradient_at(backward, at)
@@ -217,9 +221,14 @@ class _Up(_Stretches):
         """The next call."""
         self._make_for(each)
         inside = self.stretches[-1].inside
+        if each.op in _ENDS:
+            self._turn(each)
+            return
         if each.op != _NORM:
             memory = next((memory for memory in self._waiting if memory in {*memories([each])}), None)
             (inside if memory is None else self._waiting[memory]).append(each)
+            if each.op == "batch_norm_given" and self._is_made_anew(inside[:-1], each.operand(0)):
+                self._waiting[each.operand(1).memory] = [inside.pop(-2), inside.pop()]
             return
         x, y, xhat, mean, inv_std, *running = each.operands
         assert x is not None and mean is not None and inv_std is not None
@@ -255,16 +264,21 @@ class _Up(_Stretches):
             if read_here or not changed.isdisjoint({*memories(waiting)} - {memory}):
                 self.stretches[-1].inside.extend(self._waiting.pop(memory))
 
+    def _is_made_anew(self, inside: Sequence[Call], x: Operand) -> bool:
+        """Whether the input of a batch norm is large, and the last of the calls makes it and nothing else."""
+        if x.nbytes < self._twice or not inside:
+            return False
+        maker = inside[-1]
+        outs = [operand.memory for operand in maker.present() if _writes(operand)]
+        return maker.op in AGAIN and outs == [x.memory] and x.memory not in maker.read_memories()
+
     def _made_twice(self, inside: list[Call], x: Operand) -> tuple[Call | None, Operand]:
         """The call that makes the input of a batch norm anew, and what it makes the first time; None and the input if
         it is made once."""
-        if x.nbytes < self._twice or not inside:
+        if not self._is_made_anew(inside, x):
             return None, x
         maker = inside[-1]
         outs = [operand for operand in maker.present() if _writes(operand)]
-        alone = [operand.memory for operand in outs] == [x.memory] and x.memory not in maker.read_memories()
-        if maker.op not in AGAIN or not alone:
-            return None, x
         other = Blob(x.blob.shape, dtype=x.blob.dtype, device=x.blob.device, name=f"{x.memory.name} (for its sums)")
         self._other.append(other)
         operands = (

@@ -186,8 +186,8 @@ def _fitted(net: Net, made: Made) -> Made:
 def _abreast(
     net: Net, made: Made, levels: Sequence[Sequence[_Candidate]], good: float, least: bool
 ) -> list[Made | OutOfDeviceMemory]:
-    """`_fits` with a run of layers in slices abreast, and each of those levels of state evicted with which it seems best;
-    if none fits, and the `least` is asked for, as it needs least too."""
+    """`_fits` with a run of layers in slices abreast, and those levels of state evicted with which it seems best; if
+    none fits, and the `least` is asked for, as it needs least too."""
     seen, room, times = list[tuple[int, float, int]](), room_of(net, made), Times(net.device)
     for at, level in enumerate(levels):
         trial = _take_abreast(net, level, room + sum(each.size for each in level))

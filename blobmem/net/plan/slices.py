@@ -70,6 +70,7 @@ LOSSES: dict[str, tuple[tuple[int, ...], int]] = {
 
 _ABREAST = frozenset({
     "batch_norm_forward", "batch_norm_backward", "batch_norm_scale_backward", "conv_batch_norm_gradients",
+    "conv_batch_norm_moments",
 })  # fmt: skip
 """Ops that take no slices one after the other, but such as go abreast (`plan.abreast`)."""
 

@@ -1,17 +1,20 @@
-"""A pass over calls, where a device has no room for all that lives between forward and backward: gradients of batch
-norms behind 1x1 convolutions are had from what these convolve.
+"""A pass over calls, where a device has no room for all that lives between forward and backward: moments and gradients
+of batch norms behind 1x1 convolutions are had from what these convolve.
 
-Such a convolution of few channels to many, y = W x, makes by far the larger array, and forward keeps it normalised for
-the batch norm's gradients. But sums over that are products of W with sums over x, and so is all that these gradients
-take of it. With g the gradient of the normalised array, n numbers a channel and sums over all of these::
+Such a convolution of few channels to many, y = W x, makes by far the larger array. It is read for its moments before it
+is normalised, and forward keeps it normalised for the batch norm's gradients. But sums over it are products of W with
+sums over x, and so is all that either takes of it. With g the gradient of the normalised array, n numbers a channel and
+sums over all of these::
 
     G = sum(g x') - sum(g) mean(x)'        S = sum(x x') - n mean(x) mean(x)'
+    mean(y) = W mean(x)                    n var(y) = diag(W S W')
     dgamma = inv_std * rowsum(W * G)       dbeta = sum(g)
     dW = a * (G - inv_std * dgamma / n * (W S))                        with a = gamma * inv_std
     dx = (a * W)' g + B x - W' (a * dbeta / n) - B mean(x)             with B = -W' diag(a * inv_std * dgamma / n) W
 
-So nobody reads y, or what forward has made of it, and there are fewer bytes to go through. Results are the same to
-rounding, not to the bit. (Derived from Ioffe and Szegedy 2015, where y's gradient is given.)
+So y is normalised as it is made, nobody reads it, or what forward has made of it, for gradients, and there are fewer
+bytes to go through. Results are the same to rounding, not to the bit. (Derived from Ioffe and Szegedy 2015, where y's
+gradient is given.)
 """
 
 from __future__ import annotations
@@ -21,10 +24,13 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from blobmem.dtypes import is_half
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
-from blobmem.net.plan.abreast import SETTLES, Gradient, gradient_at
+from blobmem.net.plan.abreast import MOMENTS, SETTLES, Gradient, gradient_at
+from blobmem.net.plan.uses import reading
 from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, call, like, memories, overwrite, read
 
@@ -36,18 +42,24 @@ WIDER = 2
 LONG = 128
 """How many numbers a channel has for each of those that are convolved, or more: products of sums cost little then."""
 
+_NEAR_NORM = frozenset({"scale_forward", "relu_forward", "max_pool_forward", "ave_pool_forward"})
+"""What leaves normalised numbers so that means are not large beside deviations: what differs little among large numbers
+is lost in sums of their squares."""
+
 
 class FromSources(NamedTuple):
-    """Calls by which gradients are had so.
+    """Calls by which moments and gradients are had so.
 
     Attributes:
         forward, backward: all calls.
+        position: of each call of forward as it was, where it is now, or what has its numbers.
         arrays: that they have beside those of layers.
         absent: memories that they do not use any more.
     """
 
     forward: list[Call]
     backward: list[Call]
+    position: list[int]
     arrays: list[Blob]
     absent: set[SyncedMemory]
 
@@ -55,14 +67,14 @@ class FromSources(NamedTuple):
 def from_sources(
     forward: Sequence[Call], backward: Sequence[Call], free: Container[SyncedMemory], ops: Mapping[str, Any]
 ) -> FromSources:
-    """The calls with such gradients from sources.
+    """The calls with such moments and gradients from sources.
 
     Args:
         forward, backward: the calls, one by one.
         free: memories that nobody reads but these calls.
         ops: those of the device.
     """
-    ahead, result, arrays, at = [*forward], list[Call](), list[Blob](), 0
+    norms, result, arrays, at = dict[int, _Calls](), list[Call](), list[Blob](), 0
     makers = {} if SETTLES not in ops else _makers(forward)
     while at < len(backward):
         found = None if not makers else _match(forward, backward, at, free, makers)
@@ -70,13 +82,19 @@ def from_sources(
             result.append(backward[at])
             at += 1
             continue
-        calls = _Calls(found)
-        result += calls.made()
-        arrays += calls.arrays
-        ahead[found.norm] = _without_kept(ahead[found.norm])
+        calls = norms[found.norm] = _Calls(found, forward[found.norm - 1], forward[found.norm])
+        result += calls.backward()
         at = found.stop
+    ahead, position = list[Call](), list[int]()
+    for at, each in enumerate(forward):
+        if at + 1 in norms:
+            ahead += norms[at + 1].moments()
+        ahead.append(norms[at].given() if at in norms else each)
+        position.append(len(ahead) - 1)
+    for calls in norms.values():
+        arrays += calls.arrays
     used = {*memories([*ahead, *result])}
-    return FromSources(ahead, result, arrays, {*memories([*forward, *backward])} - used)
+    return FromSources(ahead, result, position, arrays, {*memories([*forward, *backward])} - used)
 
 
 class _Found(NamedTuple):
@@ -103,7 +121,19 @@ def _makers(forward: Sequence[Call]) -> dict[SyncedMemory, int]:
         each.operand(2).memory: at
         for at, each in enumerate(forward)
         if at and each.op == _NORM and each.operands[2] is not None and _is_wide(forward[at - 1], each)
+        if _is_normalized(forward, at - 1)
     }
+
+
+def _is_normalized(forward: Sequence[Call], conv: int) -> bool:
+    """Whether what a convolution reads is what a batch norm has made, or near it."""
+    memory = forward[conv].operand(0).memory
+    for each in reversed(forward[:conv]):
+        if memory in each.written_memories():
+            if each.op not in _NEAR_NORM:
+                return each.op == _NORM
+            memory = each.operand(0).memory
+    return False
 
 
 def _is_wide(conv: Call, norm: Call) -> bool:
@@ -153,10 +183,6 @@ def _match(
     return _Found(stop, norm, gradient, weights, data)
 
 
-def _without_kept(norm: Call) -> Call:
-    return norm.over((*norm.operands[:2], None, *norm.operands[3:]))
-
-
 class _Calls:
     """Makes the calls in place of what is found.
 
@@ -164,25 +190,45 @@ class _Calls:
         arrays: that they have beside those of layers.
     """
 
-    def __init__(self, found: _Found) -> None:
-        self._found, self.arrays = found, list[Blob]()
+    def __init__(self, found: _Found, conv: Call, norm: Call) -> None:
+        self._found, self._conv, self._norm, self.arrays = found, conv, norm, list[Blob]()
+        w = conv.operand(1).op_shape
+        self._squares = self._array("squares", (w[1], *w[1:]))
+        self._source = self._array("sums of source", w[1:2])
+        outer, _, inner = norm.operand(0).op_shape
+        self._count = outer * inner
 
-    def made(self) -> list[Call]:
-        """The calls: those of the batch norm's layer read statistics that are its own."""
-        found, w = self._found, self._found.data.operand(1).op_shape
-        square, (outputs, inputs) = (w[1], *w[1:]), w[:2]
-        shapes = {"products": w, "squares": square, "sums": (outputs,), "sums of source": (inputs,)}
-        sums = [self._array(what, shape) for what, shape in shapes.items()]
-        shapes = {"weights": w, "weights of source": square, "shift": (inputs,)}
+    def moments(self) -> list[Call]:
+        """The calls that have the batch norm's statistics, before the convolution."""
+        x, w, *_ = (operand for operand in self._conv.operands if operand is not None)
+        _, _, _, mean, inv_std, *running = self._norm.operands
+        moments = self._array("moments", (2 * w.op_shape[0],), np.float64)
+        sums = call("conv_backward_bias", x, _sum(self._source)), self._found.weights.over((x, x, _sum(self._squares)))
+        found = call(MOMENTS, *map(read, (self._squares, self._source)), w, overwrite(moments), count=self._count)
+        of_norm = read(moments), mean, inv_std, *running
+        settled = call("batch_norm_settle", *of_norm, **self._norm.attributes, count=self._count)
+        return [*(like(self._conv, each) for each in sums), *(like(self._norm, each) for each in (found, settled))]
+
+    def given(self) -> Call:
+        """The batch norm by these statistics, of which nothing is kept."""
+        x, y, _, mean, inv_std, *_ = self._norm.operands
+        assert mean is not None and inv_std is not None
+        return like(self._norm, call("batch_norm_given", x, y, None, reading(mean), reading(inv_std)))
+
+    def backward(self) -> list[Call]:
+        """The calls of backward: those of the batch norm's layer read statistics that are its own."""
+        found, w = self._found, self._conv.operand(1).op_shape
+        shapes = {"weights": w, "weights of source": self._squares.shape, "shift": w[1:2]}
         factors = [self._array(what, shape) for what, shape in shapes.items()]
-        calls = [*self._summing(sums), self._settling(sums, factors)]
+        sums = [self._array("products", w), self._array("sums", w[:1])]
+        calls = [*self._summing(*sums), self._settling(sums, factors)]
         return [like(found.gradient.norm, each) for each in calls] + [
             like(found.data, each) for each in self._data(factors)
         ]
 
-    def _array(self, what: str, shape: tuple[int, ...]) -> Blob:
+    def _array(self, what: str, shape: tuple[int, ...], dtype: Any = None) -> Blob:
         w, name = self._found.data.operand(1).blob, self._found.data.layer_name
-        self.arrays.append(Blob(shape, dtype=w.dtype, device=w.device, name=f"{name}/{what}"))
+        self.arrays.append(Blob(shape, dtype=dtype or w.dtype, device=w.device, name=f"{name}/{what}"))
         return self.arrays[-1]
 
     @property
@@ -196,22 +242,20 @@ class _Calls:
     def _is_scaled(self) -> bool:
         return self._found.gradient.call.op == "batch_norm_scale_backward"
 
-    def _summing(self, sums: Sequence[Blob]) -> list[Call]:
+    def _summing(self, products: Blob, plain: Blob) -> list[Call]:
         weights, g = self._found.weights, self._g
-        x, (along, squares, plain, source) = weights.operand(0), sums
         return [
             call("conv_backward_bias", g, _sum(plain)),  # which may run as one with what makes g
-            call("conv_backward_bias", x, _sum(source)),
-            weights.over((x, g, _sum(along))),
-            weights.over((x, x, _sum(squares))),
+            weights.over((weights.operand(0), g, _sum(products))),
         ]
 
-    def _settling(self, sums: Sequence[Blob], factors: Sequence[Blob]) -> Call:
+    def _settling(self, own: Sequence[Blob], factors: Sequence[Blob]) -> Call:
+        products, plain = own
         found, of_norm = self._found, self._found.gradient.call.operands
         gamma, dgamma, dbeta = (of_norm[2], *of_norm[6:8]) if self._is_scaled else (None, None, None)
-        xhat, w, dw = found.gradient.call.operand(0), found.data.operand(1), found.weights.operand(2)
-        given = *map(read, sums), w, of_norm[1], gamma, dw, dgamma, dbeta, *map(overwrite, factors)
-        return call(SETTLES, *given, count=math.prod(xhat.op_shape) // w.op_shape[0])
+        sums = *map(read, (products, self._squares, plain, self._source)), found.data.operand(1)
+        given = *sums, of_norm[1], gamma, found.weights.operand(2), dgamma, dbeta
+        return call(SETTLES, *given, *map(overwrite, factors), count=self._count)
 
     def _data(self, factors: Sequence[Blob]) -> list[Call]:
         data, (of_g, of_x, shift) = self._found.data, map(read, factors)

@@ -97,6 +97,19 @@ def batch_norm_inference(x: CudaArray, y: CudaArray, running_mean: CudaArray, ru
     batch_norm.inference(x, y, running_mean, running_var, factor, eps=eps)
 
 
+@op(family="cuda")
+def conv_batch_norm_moments(squares: CudaArray, sum_x: CudaArray, w: CudaArray, moments: CudaArray, *,
+                            count: int) -> None:  # fmt: skip
+    """moments (2 * outputs,), doubles, as of `batch_norm_moments`, of what a 1x1 convolution makes of x.
+
+    w has (outputs, inputs), squares (inputs, inputs): sums of x and x, and sum_x (inputs,), of `count` items. The
+    formulas are in `blobmem.net.plan.sources`.
+    """
+    outputs, inputs = w.shape[:2]
+    sizes = outputs, inputs, float(count)
+    _SOURCES.run(w, "moments_from_sums", -(-outputs // _EACH), _SHARES, squares, sum_x, w, moments, *sizes)
+
+
 def _factors_bytes(*arrays: ArraySpec, **_: Any) -> int:
     inv_std = arrays[5]
     return 2 * inv_std.size * inv_std.dtype.itemsize

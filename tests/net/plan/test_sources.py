@@ -1,5 +1,5 @@
-"""Gradients of batch norms behind 1x1 convolutions, had from what these convolve: the same to rounding, and nobody reads
-the larger array."""
+"""Moments and gradients of batch norms behind 1x1 convolutions, had from what these convolve: the same to rounding, and
+nobody reads the larger array."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from plan_nets import SCALE, assert_same, conv, iterate, layer, loss, made, norm
 
 from blobmem.errors import SharedBlobError
 from blobmem.net.plan import levels, sources
-from blobmem.net.plan.abreast import SETTLES, Abreast
+from blobmem.net.plan.abreast import MOMENTS, SETTLES, Abreast
 from blobmem.net.plan.places import draft
 
 pytestmark = pytest.mark.usefixtures("one_price")
@@ -42,7 +42,7 @@ def block(name, bottom, projected=True, scale=SCALE):
 
 def net_of(scale=SCALE):
     blocks = block("x", "data", scale=scale) + block("y", "x", projected=False, scale=scale)
-    return DATA + blocks + conv("e", "y") + loss("e")
+    return DATA + norm("data") + blocks + conv("e", "y") + loss("e")
 
 
 def emulated(last, exact, limit):
@@ -118,7 +118,7 @@ def test_numbers_are_the_usual_ones_to_rounding(make, short, number, scale):
     net = made(text, make(), "train")
     first = iterate(net)
     assert_close(first, expected)
-    assert ops_of(net).count(SETTLES) == 3
+    assert ops_of(net).count(SETTLES) == ops_of(net).count(MOMENTS) == 3
     ran = [step.call.op for step in net.compiled()[1]._program()]
     assert ("sums_relu_bias_backward" in ran) == net._images_last  # x is split, and its ReLU just before
     assert_same(iterate(made(text, make(), "train")), first)
@@ -143,14 +143,15 @@ def operands(net):
     net_of().replace("num_output: 16 kernel_size: 1", "num_output: 16 kernel_size: 3 pad: 1"),
     net_of().replace("num_output: 16 kernel_size: 1", "num_output: 16 kernel_size: 1 group: 2"),
     net_of().replace("num_output: 16 kernel_size: 1 bias_term: false", "num_output: 16 kernel_size: 1"),
-], ids=["narrow", "windows", "groups", "bias"])  # fmt: skip
+    net_of().replace(norm("data"), "").replace(norm("xb"), "").replace(norm("yb"), ""),  # what is convolved may be large
+], ids=["narrow", "windows", "groups", "bias", "not normalised"])  # fmt: skip
 @needs_compiler
 def test_others_stay_as_they_are(short, text):
     short()
     expected = iterate(made(text, channels_last(), "keep"))
     net = made(text, channels_last(), "train")
     assert_close(iterate(net), expected)
-    assert SETTLES not in ops_of(net)
+    assert not {MOMENTS, SETTLES} & {*ops_of(net)}
 
 
 @needs_compiler

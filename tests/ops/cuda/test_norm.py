@@ -264,6 +264,22 @@ def test_gradients_from_sources(cuda, rng, outputs, inputs, scaled, dtype):
         np.testing.assert_allclose(g @ of_g + x @ of_x.T + shift, dx, rtol=near, atol=near * np.abs(dx).max())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("outputs, inputs", [(7, 3), (64, 16), (2, 1040)])
+def test_moments_from_sources(cuda, rng, outputs, inputs, dtype):
+    """Those of a product, from sums over its source; of rows that make nothing of it, no less than nothing."""
+    count, near = 1500, 1e-4 if dtype == np.float32 else 1e-10
+    x, w = rng.normal(1, 2, (count, inputs)), rng.normal(size=(outputs, inputs))
+    x[:, 0], w[0] = 3, np.arange(inputs) == 0
+    y = x @ w.T
+    given = [each.astype(dtype) for each in (x.T @ x, x.sum(axis=0), w)]
+    moments = cuda.run("conv_batch_norm_moments", *given, np.full(2 * outputs, np.nan), count=count)[3]
+    means, spreads = moments.reshape(2, outputs)
+    np.testing.assert_allclose(means, y.mean(axis=0), rtol=near, atol=near)
+    np.testing.assert_allclose(spreads[1:], count * y.var(axis=0)[1:], rtol=near)
+    assert 0 <= spreads[0] <= near * count * 9
+
+
 def test_launches(cuda, rng):
     """Two where a block can take a channel, three where it has to be cut."""
     if not hasattr(cuda.device, "launches"):

@@ -1,8 +1,8 @@
 #include "common.cuh"
 
-// Gradients of a batch norm of y = w x, from sums over x and over the gradient g of what it makes: products (outputs, inputs)
-// of g and x, squares (inputs, inputs) of x and x, sum_g (outputs) and sum_x (inputs), of `count` numbers a channel. The
-// formulas are in net/plan/sources.py.
+// Moments and gradients of a batch norm of y = w x, from sums over x and over the gradient g of what it makes: products
+// (outputs, inputs) of g and x, squares (inputs, inputs) of x and x, sum_g (outputs) and sum_x (inputs), of `count` numbers a
+// channel. The formulas are in net/plan/sources.py.
 
 // A block's threads are some rows of `width`, a power of two: each row has a share of the terms of as many sums, which `joined`
 // adds up for the first of them.
@@ -18,6 +18,48 @@ __device__ __forceinline__ T joined(T value, T *shared, int lane, int row, int r
   if (row == 0)
     for (int i = 1; i < rows; i++) value += shared[i * width + lane];
   return value;
+}
+
+// Of each output the sum over inputs j of w times the k-th column of what is left of squares without the means: a share of it.
+__device__ __forceinline__ void add_columns(T *over, const D *w, const i64 *of, const D *squares, const D *sum_x, double mean,
+                                            i64 k, i64 inputs, int row, int rows) {
+#pragma unroll 4
+  for (i64 j = row; j < inputs; j += rows) {
+    T square = fma(-(T)sum_x[j], (T)mean, (T)squares[j * inputs + k]);
+#pragma unroll
+    for (int e = 0; e < EACH; e++) over[e] += (T)w[of[e] * inputs + j] * square;
+  }
+}
+
+// Of each output its mean, and the sum of squared distances from it.
+extern "C" __global__ void __launch_bounds__(1024)
+    moments_from_sums(const D *squares, const D *sum_x, const D *w, double *moments, i64 outputs, i64 inputs, double count) {
+  __shared__ double sums[32];
+  ROWS_OF(width);
+  i64 first_of = blockIdx.x * (i64)EACH;
+  i64 of[EACH];  // the outputs; behind the last it again
+  double plain[EACH] = {}, spread[EACH] = {};
+#pragma unroll
+  for (int e = 0; e < EACH; e++) of[e] = min(first_of + e, outputs - 1);
+  for (i64 k = lane; k < inputs; k += width) {
+    double mean = (double)sum_x[k] / count;
+    T over[EACH] = {};
+    add_columns(over, w, of, squares, sum_x, mean, k, inputs, row, rows);
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      double factor = w[of[e] * inputs + k];
+      if (row == 0) plain[e] += factor * mean;
+      spread[e] += factor * (double)over[e];
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    double mean = block_sum(plain[e], sums), all = block_sum(spread[e], sums);
+    if (threadIdx.x == 0 && first_of + e < outputs) {
+      moments[of[e]] = mean;
+      moments[outputs + of[e]] = all > 0 ? all : 0;  // rounding may have left less
+    }
+  }
 }
 
 // Of each output what its weights, gamma and beta get, the weights of_g by which g goes into the gradient of x, and in
@@ -51,14 +93,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     i64 k = first + lane;
     double mean = k < inputs ? (double)sum_x[k] / count : 0;
     T over[EACH] = {};
-    if (k < inputs) {
-#pragma unroll 4
-      for (i64 j = row; j < inputs; j += rows) {
-        T square = fma(-(T)sum_x[j], (T)mean, (T)squares[j * inputs + k]);
-#pragma unroll
-        for (int e = 0; e < EACH; e++) over[e] += (T)w[of[e] * inputs + j] * square;
-      }
-    }
+    if (k < inputs) add_columns(over, w, of, squares, sum_x, mean, k, inputs, row, rows);
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
       T all = joined(over[e], shared, lane, row, rows, width);
