@@ -20,12 +20,12 @@ Lagrange's relaxation: for each price of a byte there is a least sum of what is 
 cut; that sum, less the price of the bytes that there may be, is never more than the time. The highest of these bounds
 counts.
 
-Slices of the batch whose gradients come with the loss, in forward, are no mix of these, nor are moments and gradients that
-are had from what a wide convolution reads (`net.plan.sources`): a step with such may take less.
+Slices of the batch whose gradients come with the loss, in forward, are no mix of these, nor are moments and gradients
+that are had from what a wide convolution reads (`net.plan.sources`): a step with such may take less.
 
-Nor is a step of any such mix faster than the one that was measured without a limit, which does what every other has to do: there is
-time between calls, and a GPU that never waits is slower. Where it took less than the sum of its calls, these are known
-to take less than their times, and are reckoned as much shorter.
+Nor is a step of any such mix faster than the one that was measured without a limit, which does what every other has to
+do: there is time between calls, and a GPU that never waits is slower. Where it took less than the sum of its calls,
+these are known to take less than their times, and are reckoned as much shorter.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ NETS = "resnet1001:64,resnet50:256,vgg16:64,densenet264:32,vnet:2,lstm_lm:1408"
 TIMES = (1.5, 2.0, 4.0, 7.5)
 """Need over limit."""
 COUNTED = 4  # steps whose copies are counted
-KEY, CURVE_KEY = ("net", "batch", "math"), ("net", "batch", "math", "limit")
+KEY, CURVE_KEY = ("net", "batch", "math", "gpu"), ("net", "batch", "math", "gpu", "limit")
 
 
 class Ours:
