@@ -41,8 +41,9 @@ def block(name, bottom, projected=True, scale=SCALE):
 
 
 def net_of(scale=SCALE):
-    blocks = block("x", "data", scale=scale) + block("y", "x", projected=False, scale=scale)
-    return DATA + norm("data") + blocks + conv("e", "y") + loss("e")
+    pool = layer("Pooling", "q", "data", "q", "pooling_param { kernel_size: 3 stride: 1 pad: 1 }")
+    blocks = block("x", "q", scale=scale) + block("y", "x", projected=False, scale=scale)
+    return DATA + norm("data") + pool + blocks + conv("e", "y") + loss("e")
 
 
 def emulated(last, exact, limit):
