@@ -89,12 +89,11 @@ class Theirs:
 
     def _first_ms(self) -> float:
         """What a step takes, roughly."""
-        ms = self._contestant(self._step(self._module)).warm_up(self._deadline)
+        step: Callable[[], Any] = self._step(self._module)
         if self._on_gpu:
             with contextlib.suppress(RuntimeError):  # not every net's step may be captured
-                graph = captured(self._step(self._module, cached=False))
-                ms = self._contestant(graph.replay).warm_up(self._deadline)
-        return ms
+                step = captured(self._step(self._module, cached=False)).replay
+        return self._contestant(step).warm_up(self._deadline)
 
     def _step(self, module: Any, around: Any = None, cached: bool = True) -> Callable[[], None]:
         return training_step(module, self._arrays, self._optimizer, dtype_of(self._math), cached, around=around)
