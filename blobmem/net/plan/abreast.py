@@ -227,20 +227,15 @@ class _Up(_Stretches):
         if each.op != _NORM:
             memory = next((memory for memory in self._waiting if memory in {*memories([each])}), None)
             (inside if memory is None else self._waiting[memory]).append(each)
-            if each.op == "batch_norm_given" and self._is_made_anew(inside[:-1], each.operand(0)):
+            if each.op == "batch_norm_given" and self._maker(inside[:-1], each.operand(0)) is not None:
                 self._waiting[each.operand(1).memory] = [inside.pop(-2), inside.pop()]
             return
-        x, y, xhat, mean, inv_std, *running = each.operands
-        assert x is not None and mean is not None and inv_std is not None
-        outer, _, inner = x.op_shape
-        attributes, count = dict(each.attributes), outer * inner
         moments = self._sums_of(each, "moments")
-        given = like(each, call("batch_norm_given", x, y, xhat, reading(mean), reading(inv_std)))
+        settled, given = by_moments(each, moments)
         self.stands_for[id(given)] = id(each)
-        maker, x = self._made_twice(inside, x)
-        inside.append(like(each, call("batch_norm_moments", x, write(moments), before=count)))
-        settled = call("batch_norm_settle", read(moments), mean, inv_std, *running, **attributes, count=count)
-        following = self._turn(like(each, settled))
+        maker, x = self._made_twice(inside, each.operand(0))
+        inside.append(like(each, call("batch_norm_moments", x, write(moments), before=settled.attributes["count"])))
+        following = self._turn(settled)
         if maker is None:
             following.append(given)
         else:
@@ -264,28 +259,39 @@ class _Up(_Stretches):
             if read_here or not changed.isdisjoint({*memories(waiting)} - {memory}):
                 self.stretches[-1].inside.extend(self._waiting.pop(memory))
 
-    def _is_made_anew(self, inside: Sequence[Call], x: Operand) -> bool:
-        """Whether the input of a batch norm is large, and the last of the calls makes it and nothing else."""
+    def _maker(self, inside: Sequence[Call], x: Operand) -> Call | None:
+        """The last of the calls, if the input of a batch norm is large, and it makes that and nothing else."""
         if x.nbytes < self._twice or not inside:
-            return False
+            return None
         maker = inside[-1]
-        outs = [operand.memory for operand in maker.present() if _writes(operand)]
-        return maker.op in AGAIN and outs == [x.memory] and x.memory not in maker.read_memories()
+        alone = maker.written_memories() == [x.memory] and x.memory not in maker.read_memories()
+        return maker if alone and maker.op in AGAIN else None
 
     def _made_twice(self, inside: list[Call], x: Operand) -> tuple[Call | None, Operand]:
         """The call that makes the input of a batch norm anew, and what it makes the first time; None and the input if
         it is made once."""
-        if not self._is_made_anew(inside, x):
+        maker = self._maker(inside, x)
+        if maker is None:
             return None, x
-        maker = inside[-1]
-        outs = [operand for operand in maker.present() if _writes(operand)]
         other = Blob(x.blob.shape, dtype=x.blob.dtype, device=x.blob.device, name=f"{x.memory.name} (for its sums)")
         self._other.append(other)
         operands = (
-            dataclasses.replace(operand, blob=other) if operand is outs[0] else operand for operand in maker.operands
+            dataclasses.replace(operand, blob=other) if operand is not None and _writes(operand) else operand
+            for operand in maker.operands
         )
         inside[-1] = maker.over(tuple(operands))
         return maker, dataclasses.replace(x, blob=other)
+
+
+def by_moments(norm: Call, moments: Blob) -> tuple[Call, Call]:
+    """The calls that have a batch norm's statistics from its moments, and that normalise by these."""
+    x, y, kept, mean, inv_std, *running = norm.operands
+    assert x is not None and mean is not None and inv_std is not None
+    outer, _, inner = x.op_shape
+    of_norm = read(moments), mean, inv_std, *running
+    settled = call("batch_norm_settle", *of_norm, **norm.attributes, count=outer * inner)
+    given = call("batch_norm_given", x, y, kept, reading(mean), reading(inv_std))
+    return like(norm, settled), like(norm, given)
 
 
 class _Down(_Stretches):

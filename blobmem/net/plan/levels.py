@@ -196,9 +196,8 @@ def _abreast(
             over, ms = glance(net, room_of(net, trial), times)
             seen.append((over, ms + PART * sum(each.ms for each in level), at))
     result = list[Made | OutOfDeviceMemory]()
-    for over, ms, at in sorted(seen)[:ABREAST]:
-        if result and (over, ms) > (min(seen)[0], NEARLY * min(seen)[1]):
-            break
+    seen.sort()
+    for at in [at for over, ms, at in seen[:ABREAST] if (over, ms) <= (seen[0][0], NEARLY * seen[0][1])]:
         trial = _take_abreast(net, levels[at], room + sum(each.size for each in levels[at]))
         assert trial is not None  # as before
         result.append(_fits(net, trial, good))

@@ -29,8 +29,7 @@ import numpy as np
 from blobmem.dtypes import is_half
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
-from blobmem.net.plan.abreast import MOMENTS, SETTLES, Gradient, gradient_at
-from blobmem.net.plan.uses import reading
+from blobmem.net.plan.abreast import MOMENTS, SETTLES, Gradient, by_moments, gradient_at
 from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, call, like, memories, overwrite, read
 
@@ -89,7 +88,7 @@ def from_sources(
     for at, each in enumerate(forward):
         if at + 1 in norms:
             ahead += norms[at + 1].moments()
-        ahead.append(norms[at].given() if at in norms else each)
+        ahead.append(norms[at].given if at in norms else each)
         position.append(len(ahead) - 1)
     for calls in norms.values():
         arrays += calls.arrays
@@ -183,45 +182,42 @@ def _match(
     return _Found(stop, norm, gradient, weights, data)
 
 
+def _without_kept(norm: Call) -> Call:
+    return norm.over((*norm.operands[:2], None, *norm.operands[3:]))
+
+
 class _Calls:
     """Makes the calls in place of what is found.
 
     Attributes:
         arrays: that they have beside those of layers.
+        given: the batch norm by its statistics, of which nothing is kept.
     """
 
     def __init__(self, found: _Found, conv: Call, norm: Call) -> None:
-        self._found, self._conv, self._norm, self.arrays = found, conv, norm, list[Blob]()
+        self._found, self._conv, self.arrays = found, conv, list[Blob]()
         w = conv.operand(1).op_shape
         self._squares = self._array("squares", (w[1], *w[1:]))
         self._source = self._array("sums of source", w[1:2])
-        outer, _, inner = norm.operand(0).op_shape
-        self._count = outer * inner
+        self._moments = self._array("moments", (2 * w[0],), np.float64)
+        self._settled, self.given = by_moments(_without_kept(norm), self._moments)
+        self._count = self._settled.attributes["count"]
 
     def moments(self) -> list[Call]:
         """The calls that have the batch norm's statistics, before the convolution."""
-        x, w, *_ = (operand for operand in self._conv.operands if operand is not None)
-        _, _, _, mean, inv_std, *running = self._norm.operands
-        moments = self._array("moments", (2 * w.op_shape[0],), np.float64)
+        x, w = self._conv.operand(0), self._conv.operand(1)
         sums = call("conv_backward_bias", x, _sum(self._source)), self._found.weights.over((x, x, _sum(self._squares)))
-        found = call(MOMENTS, *map(read, (self._squares, self._source)), w, overwrite(moments), count=self._count)
-        of_norm = read(moments), mean, inv_std, *running
-        settled = call("batch_norm_settle", *of_norm, **self._norm.attributes, count=self._count)
-        return [*(like(self._conv, each) for each in sums), *(like(self._norm, each) for each in (found, settled))]
-
-    def given(self) -> Call:
-        """The batch norm by these statistics, of which nothing is kept."""
-        x, y, _, mean, inv_std, *_ = self._norm.operands
-        assert mean is not None and inv_std is not None
-        return like(self._norm, call("batch_norm_given", x, y, None, reading(mean), reading(inv_std)))
+        of_sums = *map(read, (self._squares, self._source)), w, overwrite(self._moments)
+        found = like(self._settled, call(MOMENTS, *of_sums, count=self._count))
+        return [*(like(self._conv, each) for each in sums), found, self._settled]
 
     def backward(self) -> list[Call]:
         """The calls of backward: those of the batch norm's layer read statistics that are its own."""
         found, w = self._found, self._conv.operand(1).op_shape
         shapes = {"weights": w, "weights of source": self._squares.shape, "shift": w[1:2]}
         factors = [self._array(what, shape) for what, shape in shapes.items()]
-        sums = [self._array("products", w), self._array("sums", w[:1])]
-        calls = [*self._summing(*sums), self._settling(sums, factors)]
+        products, plain = self._array("products", w), self._array("sums", w[:1])
+        calls = [*self._summing(products, plain), self._settling(products, plain, factors)]
         return [like(found.gradient.norm, each) for each in calls] + [
             like(found.data, each) for each in self._data(factors)
         ]
@@ -249,8 +245,7 @@ class _Calls:
             weights.over((weights.operand(0), g, _sum(products))),
         ]
 
-    def _settling(self, own: Sequence[Blob], factors: Sequence[Blob]) -> Call:
-        products, plain = own
+    def _settling(self, products: Blob, plain: Blob, factors: Sequence[Blob]) -> Call:
         found, of_norm = self._found, self._found.gradient.call.operands
         gamma, dgamma, dbeta = (of_norm[2], *of_norm[6:8]) if self._is_scaled else (None, None, None)
         sums = *map(read, (products, self._squares, plain, self._source)), found.data.operand(1)
