@@ -192,11 +192,11 @@ def test_limits_of_a_need_are_kept_or_the_least_is_granted():
 
 def test_the_batches_of_a_curve_double_until_they_do_not_fit(monkeypatch):
     monkeypatch.setattr("blobmem.net.plan.divisions.Divisions.ways", lambda *_: iter(()))  # which take a while to plan
-    args = oversubscribed(curve=10_000_000, points=9)
-    ends = {row["batch"]: row for _, row in oversubscription.rows("lenet:32", "fp32", args)}
+    args = oversubscribed(curve=5_000_000, points=9)
+    ends = {row["batch"]: row for _, row in oversubscription.rows("lenet:8", "fp32", args)}
     *fitting, last = ends.values()
-    assert [*ends] == [32 << at for at in range(len(ends))] and len(fitting) > 1
-    assert all(row["ours"]["peak_bytes"] <= row["limit"] == 10_000_000 for row in fitting)
+    assert [*ends] == [8 << at for at in range(len(ends))] and len(fitting) > 1
+    assert all(row["ours"]["peak_bytes"] <= row["limit"] == 5_000_000 for row in fitting)
     assert "OutOfDeviceMemory" in last["ours"]["error"]
     drawn = ElementTree.fromstring(oversub_table.picture([*ends.values()]))
     assert len(drawn.findall(".//{*}circle")) == len(fitting) + len(oversub_table.SIDES)

@@ -4,7 +4,7 @@ from bisect import bisect, insort
 
 import pytest
 
-from blobmem.net.plan import ways
+from blobmem.net.plan import arena, fitting, levels, rounds, ways
 
 
 def _largest_load(lifetimes):
@@ -52,10 +52,18 @@ def check():
 
 
 @pytest.fixture(scope="module")
-def one_price():
-    """Of the plans that are compared where there is no room for all, which take most of the time, one is made."""
+def few_plans():
+    """Of the plans that are compared where there is no room for all, which take most of the time, few are made, and
+    layouts are looked for less long."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arena, "WORK", arena.WORK // 10)
+        patch.setattr(fitting, "LINGERING", fitting.LINGERING[-1:])
+        patch.setattr(levels, "LEVELS", levels.LEVELS[1::2])
+        patch.setattr(levels, "SOONER", levels.SOONER[1:2])
+        patch.setattr(rounds, "WALKS", rounds.WALKS // 8)
         patch.setattr(ways, "PRICES", ways.PRICES[-1:])
+        patch.setattr(ways, "MADE", 2)
+        patch.setattr(ways, "COMPARED", 1)
         yield
 
 

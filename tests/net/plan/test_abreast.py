@@ -17,7 +17,7 @@ from blobmem.net.plan.abreast import Abreast, run_about
 from blobmem.net.plan.places import draft
 from blobmem.ops.registry import table
 
-pytestmark = pytest.mark.usefixtures("one_price")
+pytestmark = pytest.mark.usefixtures("few_plans")
 
 DATA = """
 name: "deep" force_backward: true

@@ -20,7 +20,7 @@ from blobmem.net import steps
 from blobmem.net.captured import Captured
 from blobmem.net.plan import levels
 
-pytestmark = pytest.mark.usefixtures("one_price")
+pytestmark = pytest.mark.usefixtures("few_plans")
 
 DATA = """
 name: "large" force_backward: true

@@ -12,7 +12,7 @@ from blobmem.net.plan import levels, sources
 from blobmem.net.plan.abreast import MOMENTS, SETTLES, Abreast
 from blobmem.net.plan.places import draft
 
-pytestmark = pytest.mark.usefixtures("one_price")
+pytestmark = pytest.mark.usefixtures("few_plans")
 
 DATA = """
 name: "wide" force_backward: true

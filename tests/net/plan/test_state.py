@@ -26,7 +26,7 @@ from blobmem.net.plan.ways import Made
 from blobmem.ops.call import call, memories, overwrite, read, read_diff, write
 from blobmem.proto.text import read_net, read_solver
 
-pytestmark = pytest.mark.usefixtures("one_price")
+pytestmark = pytest.mark.usefixtures("few_plans")
 
 KINDS = {
     "SGD": "momentum: 0.9",
@@ -451,7 +451,7 @@ def test_what_would_be_back_too_late_stays(in_turn, joined):
 def test_products_by_evicted_weights_are_made_in_pieces(monkeypatch, order):
     """The first while others are on their way; so the weights are never there as a whole. Backward each comes once."""
     monkeypatch.setattr(steps.Step, "launch", launch_late)
-    monkeypatch.setattr(products, "PIECE", 1 << 13)
+    monkeypatch.setattr(products, "PIECE", 1 << 15)
 
     def needed(exact):
         device = SimulatedDevice(1)
@@ -502,6 +502,7 @@ def test_fewer_and_longer_slices_are_tried_where_updates_are_spread(monkeypatch)
 def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
     """Behind all of it, which fits if anything does; much of it with updates spread over backward."""
     monkeypatch.setattr(levels, "LITTLE", 0 if little else 1 << 30)
+    monkeypatch.setattr(levels, "LEVELS", (0.25, 0.5, 0.75, 1.0))
     monkeypatch.setattr(levels, "GOOD", 0.0)  # whatever is found is slow
     tried, in_less = [], levels._in_less
 
@@ -523,6 +524,40 @@ def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
     else:
         sizes = [nbytes for nbytes, late in found if late]
         assert len(sizes) > 2 and sizes == sorted({*sizes}) and sizes[-1] > 0.7 * state
+
+
+@pytest.mark.parametrize("calls", [1, levels.MANY])
+def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, calls):
+    """Nor slices, where the whole batch fits: each plan takes a minute."""
+    monkeypatch.setattr(levels, "LEVELS", (0.25, 0.5, 0.75, 1.0))
+    found, tried, evicted = itertools.chain((8.0, 8.5, 9.0, 7.0, 6.0), itertools.repeat(20.0)), [], []
+
+    def made(ms):
+        draft = SimpleNamespace(layout=SimpleNamespace(nbytes=1 << 20))
+        return Made([None] * calls, [], [], [], set(), drawn=draft, ms=ms, state=[*evicted])
+
+    def in_less(net, good, best):
+        tried.append((len(evicted), best is not None))
+        return made(next(found))
+
+    def evict_state(memories, late=False):
+        evicted[:] = memories
+
+    for name, stub in {
+        "fits": lambda *_: False, "room_of": lambda *_: 0, "Times": lambda _: None, "_in_less": in_less,
+        "reckon": lambda *_: SimpleNamespace(ms=1.0), "_fits": lambda *_: made(10.0), "_abreast": lambda *_: [],
+        "_candidates": lambda *_: [levels._Candidate(at, 1 << 18, 1.0) for at in range(4)],
+    }.items():  # fmt: skip
+        monkeypatch.setattr(levels, name, stub)
+    device = SimpleNamespace(deterministic=False, most_bytes=1 << 20)
+    net = SimpleNamespace(
+        device=device, passes={"slices"}, _dynamic=False, take_sources=lambda: False, evict_state=evict_state
+    )
+    best = levels._fitted(net, made(0.0))
+    if calls == levels.MANY:  # the first level, also with updates where they are, and the second
+        assert tried == [(1, False), (1, False), (2, False)] and best.ms == 8.0
+    else:
+        assert {many for many, _ in tried} == {0, 1, 2, 3, 4} and any(sliced for _, sliced in tried) and best.ms < 8.0
 
 
 def test_a_longer_run_ends_where_half_as_much_crosses_its_end():
