@@ -152,7 +152,7 @@ def _fitted(net: Net, made: Made) -> Made:
         best = min(best, _in_less(net, good, best), key=_rank)
     for sliced in (False, True) if slices else (False,):
         if isinstance(best, Made) and sliced != (best.sliced is not None):
-            slow = best.ms > good and much
+            slow = best.ms > good and much and not many
             if not (sliced and slow) or exact:
                 continue  # the other kind is slower, or rounds
         if sliced and exact:
@@ -169,6 +169,8 @@ def _fitted(net: Net, made: Made) -> Made:
                 again = better if not needed else not better and level is not levels[-1]  # which was tried first
                 if much and again:
                     best = tried(best, level, False, sliced)
+                if many and not sliced and not needed and not better:
+                    break  # to evict more would take longer still
     if slices and (isinstance(best, OutOfDeviceMemory) or (best.ms > good and not exact and not many)):
         states = ((), *(levels if much else levels[1::2]))
         best = min([best, *_abreast(net, made, states, good, isinstance(best, OutOfDeviceMemory))], key=_rank)
