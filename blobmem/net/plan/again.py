@@ -455,7 +455,7 @@ def run_again(
 
 
 def by_one(each: Call) -> Call:
-    """The call, which runs again, of a batch norm that makes its result or what it keeps, and not both."""
+    """The call of a batch norm by given statistics, or what runs for it, without what it keeps beside its result."""
     place = _KEPT.get(str(each.op))
     return each if place is None else each.over((*each.operands[:place], None, *each.operands[place + 1 :]))
 

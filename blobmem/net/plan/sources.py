@@ -30,6 +30,7 @@ from blobmem.dtypes import is_half
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.net.plan.abreast import MOMENTS, SETTLES, Gradient, by_moments, gradient_at
+from blobmem.net.plan.again import by_one
 from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, call, like, memories, overwrite, read
 
@@ -182,10 +183,6 @@ def _match(
     return _Found(stop, norm, gradient, weights, data)
 
 
-def _without_kept(norm: Call) -> Call:
-    return norm.over((*norm.operands[:2], None, *norm.operands[3:]))
-
-
 class _Calls:
     """Makes the calls in place of what is found.
 
@@ -200,7 +197,8 @@ class _Calls:
         self._squares = self._array("squares", (w[1], *w[1:]))
         self._source = self._array("sums of source", w[1:2])
         self._moments = self._array("moments", (2 * w[0],), np.float64)
-        self._settled, self.given = by_moments(_without_kept(norm), self._moments)
+        self._settled, given = by_moments(norm, self._moments)
+        self.given = by_one(given)
         self._count = self._settled.attributes["count"]
 
     def moments(self) -> list[Call]:
