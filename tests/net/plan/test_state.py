@@ -28,6 +28,7 @@ from blobmem.proto.text import read_net, read_solver
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
+QUARTERS = 0.25, 0.5, 0.75, 1.0  # of all state, each of which is tried
 KINDS = {
     "SGD": "momentum: 0.9",
     "Adam": 'type: "Adam" momentum: 0.9 momentum2: 0.99',
@@ -502,7 +503,7 @@ def test_fewer_and_longer_slices_are_tried_where_updates_are_spread(monkeypatch)
 def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
     """Behind all of it, which fits if anything does; much of it with updates spread over backward."""
     monkeypatch.setattr(levels, "LITTLE", 0 if little else 1 << 30)
-    monkeypatch.setattr(levels, "LEVELS", (0.25, 0.5, 0.75, 1.0))
+    monkeypatch.setattr(levels, "LEVELS", QUARTERS)
     monkeypatch.setattr(levels, "GOOD", 0.0)  # whatever is found is slow
     tried, in_less = [], levels._in_less
 
@@ -529,7 +530,7 @@ def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
 @pytest.mark.parametrize("calls", [1, levels.MANY])
 def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, calls):
     """Nor slices, where the whole batch fits: each plan takes a minute."""
-    monkeypatch.setattr(levels, "LEVELS", (0.25, 0.5, 0.75, 1.0))
+    monkeypatch.setattr(levels, "LEVELS", QUARTERS)
     found, tried, evicted = itertools.chain((8.0, 8.5, 9.0, 7.0, 6.0), itertools.repeat(20.0)), [], []
 
     def made(ms):
