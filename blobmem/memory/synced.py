@@ -70,10 +70,12 @@ class SyncedMemory:
         reordered: bytes that a schedule keeps in another order; whoever accesses them here gets them as they are.
         away: others have the place of the bytes, which are elsewhere meanwhile: a `slot.Slot`'s, or `reordered`.
         evicted: nets bring the bytes to arrays of their arenas while they use them, and from there: the device side is
-            not theirs to use.
+            not theirs to use, but for
+        staying: so many of its first bytes, which stay there.
     """
 
     away = evicted = False
+    staying = 0
     _copied: Event | None = None  # the end of the copies from and to the host side that `take` and `give` have queued
     _user: Stream | None = None  # whose graphs may make such copies at any later time
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -135,9 +135,9 @@ class Compilation:
         self._anew: list[Blob] = []  # those made anew for want of room
         self._own: Sequence[Blob] = ()  # that calls have beside those of layers
         self._short = False  # there is no room for the usual calls
-        self._evicted: list[SyncedMemory] = []  # parameters and what a solver keeps, for this net's plan
+        self._evicted: dict[SyncedMemory, int] = {}  # parameters and what a solver keeps, for this net's plan
         self.brings: set[SyncedMemory] = set()
-        self._late = False
+        self._spread = 0.0
         self._loss_scale: Blob | None = None
         self.streams, self.open_streams, self.untimed = 1, None, False
         self._timed: list[tuple[int, ...]] = []  # the shapes for which calls were timed last
@@ -270,9 +270,10 @@ class Compilation:
         self._fetched, self._sliced, self._anew, self._own = made.fetched, made.sliced, made.anew, made.own
 
     @property
-    def spreads(self) -> bool:
-        """Whether updates of what is evicted are spread over backward (`plan.updates.spread`)."""
-        return self._late and self._updates is not None
+    def spread(self) -> float:
+        """If updates of what is evicted are spread over backward (`plan.updates.spread`), the part of the room that
+        arrays may take beside what comes and goes; else 0."""
+        return self._spread if self._updates is not None else 0.0
 
     def _joints(
         self, forward: Sequence[Call], backward: Sequence[Call], passing: set[SyncedMemory]
@@ -296,15 +297,17 @@ class Compilation:
         updates = self.updater()
         return () if updates is None else updates()
 
-    def evict_state(self, memories: Iterable[SyncedMemory], late: bool = False) -> None:
+    def evict_state(self, state: Mapping[SyncedMemory, int], spread: float = 0.0) -> None:
         """Let these parameters, their gradients and what a solver keeps, and no others, be evicted for as long as the
-        plan holds that is being made; not those that somebody uses on the device. `late`: their updates are spread."""
-        self._late = late
+        plan holds that is being made, each but for so many first bytes; not those that somebody uses on the device.
+        `spread` is as the attribute."""
+        self._spread = spread
         for memory in self._evicted:
-            memory.evicted = False
-        self._evicted, self._planned = [memory for memory in memories if memory.leave_device()], []
-        for memory in self._evicted:
-            memory.evicted = True
+            memory.evicted, memory.staying = False, 0
+        self._evicted = {memory: staying for memory, staying in state.items() if memory.leave_device()}
+        self._planned = []
+        for memory, staying in self._evicted.items():
+            memory.evicted, memory.staying = True, staying
         note_move()  # nets that share any are to be planned anew
 
     def _scheduled(
@@ -643,7 +646,7 @@ class Compilation:
         self._fetched, self._anew, self._own, self._short = [], [], (), False
         self.brings = set()
         if self._evicted:
-            self.evict_state(())
+            self.evict_state({})
 
     def update_in_backward(self, updates: Callable[[], Sequence[Call]] | None) -> bool:
         """Let a solver's backward passes, `backward_and_update`, carry out its updates of parameters, each as soon as

@@ -54,14 +54,14 @@ def bring_state(net: Net, made: Made, anywhere: bool = False) -> Made:
         free = set[SyncedMemory]()
         if not exact:
             free = unseen(halves(net, {*memories(backward)}, params=True)).difference(made.kept)
-        over = 1.0 if net.spreads else 0.0
+        over = 1.0 if net.spread else 0.0
         backward, gradients, gone = spread(backward, places(forward, backward)[1], net.brings, times, over, free)
         arrays, absent = [*arrays, *gradients], {*absent, *gone}
     ahead, back = (
         state.bring(calls, apart(calls, at, net.brings), net.device, net.brings, layers)
         for calls, at in zip((forward, backward), places(forward, backward), strict=True)
     )
-    backward = state.join(ahead.calls, back.calls, times, net.spreads) if updates else back.calls
+    backward = state.join(ahead.calls, back.calls, times, net.spread > 0) if updates else back.calls
     used = {*memories([*ahead.calls, *backward])}
     fetched = [array for array in (*ahead.arrays, *back.arrays, *arrays) if array.data_view.memory in used]
     return dataclasses.replace(

@@ -31,9 +31,6 @@ MANY_LIVES, GAPS = 2000, 64
 TRIES = 8
 """How often a plan that came out too large, for the gaps in it, is made again with more evicted."""
 
-SPREAD = 0.9
-"""How much of the room arrays may take where pieces of state come and go all the while."""
-
 EARLY = 0.97
 """How much of the room arrays may take that come back early: there have to be gaps."""
 
@@ -60,9 +57,9 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
         made.ms = reckon(made.places, times).ms
         return made
     smallest, best, usual_ms = usual, None, reckon(usual.places, times).ms
-    tight = int((SPREAD if net.spreads else 1.0 if slices is None else EARLY) * room)
+    tight = int((net.spread or (1.0 if slices is None else EARLY)) * room)
     tight -= tight // GAPS if len(usual.places.lives.arena) >= MANY_LIVES else 0
-    search = Divisions(net, tight if net.spreads else room, good)
+    search = Divisions(net, tight if net.spread else room, good)
     for way in ways(net, tight, times, lambda: search.best) if slices is None else search.ways(slices):
         if not isinstance(way, Way):
             if best is not None and best.ms <= way * usual_ms:

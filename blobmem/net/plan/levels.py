@@ -23,7 +23,7 @@ from blobmem.net.plan.evict import SLACK, lingering, loads
 from blobmem.net.plan.fitting import fits, fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
-from blobmem.net.plan.state import content_of, whiles_of, with_moved
+from blobmem.net.plan.state import content_of, is_torn, staying, whiles_of, with_moved
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.uses import moved
 from blobmem.net.plan.ways import GOOD, MANY, Made, glance
@@ -63,6 +63,16 @@ ABREAST = 2
 SOONER = (0.97, 0.91, 0.83, 0.76)
 """What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
 between them take the rest."""
+
+SPREADS = (0.9, 0.8)
+"""How much of the room arrays may take where pieces of state come and go all the while: the first, or any where some of
+it stays."""
+
+STAYING = (0.125, 0.25, 0.375)
+"""Parts of the room that are tried for state that stays, while more makes it less."""
+
+MUCH = 0.4
+"""Copies that take such a part of a step are worth making fewer."""
 
 WORTH = 1.02
 """How many times as long as reckoned a plan that evicts state counts as taking: it has to be better by that."""
@@ -142,7 +152,7 @@ def _fitted(net: Net, made: Made) -> Made:
     def tried(
         best: Made | OutOfDeviceMemory, level: Sequence[_Candidate], late: bool, sliced: bool
     ) -> Made | OutOfDeviceMemory:
-        net.evict_state([each.memory for each in level], late)
+        net.evict_state({each.memory: 0 for each in level}, SPREADS[0] if late else 0.0)
         found = _in_less(net, good, best if sliced else None)
         return min(best, found, key=lambda each: _rank(each, good))
 
@@ -171,18 +181,46 @@ def _fitted(net: Net, made: Made) -> Made:
                     best = tried(best, level, False, sliced)
                 if many and not sliced and not needed and not better:
                     break  # to evict more would take longer still
+    if isinstance(best, Made) and best.ms > good and not exact:
+        best = _staying(net, best, good)
     if slices and (isinstance(best, OutOfDeviceMemory) or (best.ms > good and not exact and not many)):
         states = ((), *(levels if much else levels[1::2]))
         best = min([best, *_abreast(net, made, states, good, isinstance(best, OutOfDeviceMemory))], key=_rank)
     try:
         if isinstance(best, OutOfDeviceMemory):
-            net.evict_state(())
+            net.evict_state({})
             raise best
         net.evict_state(best.state)
         net.brings = {*best.state}
         return best
     finally:
         del best  # which would keep itself, if it is an error, by its frames
+
+
+def _staying(net: Net, found: Made, good: float) -> Made:
+    """The calls, with some of the state that comes and goes in pieces on the device for good, where copies take much of
+    the time and that makes it less."""
+    copies = [unit.calls[-1] for unit in chain(*found.places.units) if unit.calls[-1].op in COPIES]
+    times, room, slices = Times(net.device), room_of(net, found), None
+    busy = max(sum(times.ms(each) for each in copies if each.op == way) for way in COPIES)
+    if not found.state or not net.updates_in_backward or busy < MUCH * found.ms:
+        return found
+    state, sliced, best = dict.fromkeys(found.state, 0), found.sliced, found
+    if sliced is not None:
+        runs = [sliced.layers, *longer(net, sliced.layers)]
+        slices = [(*run, sliced.number * more) for run in runs for more in (1, 2)]
+    for spread in SPREADS if found.spread else (0.0,):
+        before = math.inf
+        for part in STAYING:
+            stays = staying(copies, part * room)
+            if not any(stays.values()):
+                continue
+            net.evict_state(state | stays, spread)
+            tried = _fits(net, net._made(streams=1), good, slices)
+            if not isinstance(tried, Made) or tried.ms >= before or is_torn([*tried.forward, *tried.backward]):
+                break  # there is too little room beside
+            before, best = tried.ms, min(best, tried, key=lambda each: _rank(each, good))
+    return best
 
 
 def _abreast(
@@ -214,7 +252,7 @@ def _abreast(
 def _take_abreast(net: Net, level: Sequence[_Candidate], room: int) -> Made | None:
     """The calls with so much state evicted, and a run of layers in slices abreast as it fits such a room; None if no
     layers may."""
-    net.evict_state([each.memory for each in level])
+    net.evict_state({each.memory: 0 for each in level})
     for which in runs_abreast(net, max(0, room)):
         net.take_abreast(which)
         made = net._made(streams=1)
@@ -231,12 +269,12 @@ def _in_less(net: Net, good: float, best: Made | OutOfDeviceMemory | None) -> Ma
         sliced = best.sliced if isinstance(best, Made) else None
         slices = []
         if sliced is not None:
-            runs = [sliced.layers, *longer(net, sliced.layers)] if net.spreads else [sliced.layers]
-            slices = [(*run, number) for run in runs for number in _fewer(sliced.number, net.spreads)]
+            runs = [sliced.layers, *longer(net, sliced.layers)] if net.spread else [sliced.layers]
+            slices = [(*run, number) for run in runs for number in _fewer(sliced.number, net.spread)]
     return _fits(net, net._made(streams=1), good, slices)
 
 
-def _fewer(number: int, spread: bool) -> list[int]:
+def _fewer(number: int, spread: float) -> list[int]:
     """The numbers of slices that are tried where so many fit."""
     return [number // part for part in (FEWER if spread else FEWER[:1]) if number % part == 0 and number > part]
 
@@ -250,7 +288,7 @@ def _fits(
         found = fitting(net, made, good, slices)
     except OutOfDeviceMemory as error:
         return error.with_traceback(None)
-    found.state = [*net._evicted]
+    found.state, found.spread = dict(net._evicted), net.spread
     return _sooner(net, found) if found.state else found
 
 

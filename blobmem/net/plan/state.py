@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from blobmem.devices import Device
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
+from blobmem.memory.parked import Parked
 from blobmem.memory.slot import Slot
 from blobmem.net.plan.arena import layout
 from blobmem.net.plan.evict import with_others
@@ -130,6 +131,30 @@ def content_of(copy: Call) -> tuple[Any, ...]:
     return copy.attributes["home"], copy.attributes["start"], copy.operand(0).view.nbytes
 
 
+def staying(copies: Iterable[Call], room: float) -> dict[SyncedMemory, int]:
+    """Of state that these copy in pieces, how many first bytes of which would best stay on the device where there is so
+    much room: whole pieces, as all calls have them, of what is copied most often."""
+    pieces, copied = defaultdict[SyncedMemory, set[tuple[int, int]]](set), Counter[SyncedMemory]()
+    for each in copies:
+        if not isinstance(each.attributes["home"], Parked):
+            memory, start, nbytes = content_of(each)
+            pieces[memory].add((start, start + nbytes))
+            copied[memory] += nbytes
+    result = dict[SyncedMemory, int]()
+    for memory in sorted(pieces, key=lambda memory: copied[memory] / max(pieces[memory])[1], reverse=True):
+        ends = [end for _, end in pieces[memory] if all(stop <= end or start >= end for start, stop in pieces[memory])]
+        if len(ends) > 1:
+            result[memory] = max((end for end in ends if end <= room), default=0)
+            room -= result[memory]
+    return result
+
+
+def is_torn(calls: Iterable[Call]) -> bool:
+    """Whether any of these copies bytes that stay on the device, with others."""
+    copies = (each for each in calls if each.op in COPIES and not isinstance(each.attributes["home"], Parked))
+    return any(each.attributes["start"] < each.attributes["home"].staying for each in copies)
+
+
 def whiles_of(
     calls: Sequence[Call],
     places: Sequence[int],
@@ -142,7 +167,7 @@ def whiles_of(
     run_of = [first if first <= each.layer < stop else each.layer for each in calls]
     for at, each in enumerate(calls):
         for operand in each.present():
-            if operand.memory not in wanted:
+            if operand.memory not in wanted or operand.offset + operand.nbytes <= operand.memory.staying:
                 continue
             before, after = places[bisect_right(places, at) - 1], places[bisect_left(places, at + 1)]
             whiles, changes = found.setdefault(operand.memory, []), operand.intent is not Intent.READ

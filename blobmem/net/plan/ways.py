@@ -101,7 +101,8 @@ class Made:
         sliced: how a run of layers takes the batch in slices, if one does.
         own: arrays that the calls have beside those of layers, of slices apart.
         anew: arrays that are made anew for want of room.
-        state: which parameters and the like are evicted for it.
+        state: which parameters and the like are evicted for it, each but for so many first bytes.
+        spread: as the net's for it.
         ms: how long it is reckoned to take.
     """
 
@@ -120,7 +121,8 @@ class Made:
     sliced: Sliced | None = None
     own: Sequence[Blob] = ()
     anew: list[Blob] = dataclasses.field(default_factory=list)
-    state: Sequence[SyncedMemory] = ()
+    state: Mapping[SyncedMemory, int] = dataclasses.field(default_factory=dict)
+    spread: float = 0.0
     ms: float = 0.0
 
     @property

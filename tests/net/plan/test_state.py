@@ -21,7 +21,10 @@ from blobmem.net import steps
 from blobmem.net.compilation import Compilation
 from blobmem.net.plan import levels, products, state, times, updates
 from blobmem.net.plan.divisions import longer
+from blobmem.net.plan.fitting import room_of
 from blobmem.net.plan.slices import Sliced
+from blobmem.net.plan.state import content_of, is_torn, staying
+from blobmem.net.plan.times import COPIES
 from blobmem.net.plan.ways import Made
 from blobmem.ops.call import call, memories, overwrite, read, read_diff, write
 from blobmem.proto.text import read_net, read_solver
@@ -373,7 +376,7 @@ def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
     """Each with its part of the update, spread over what is left of backward, or one right after another."""
     monkeypatch.setattr(steps.Step, "launch", launch_late)
     monkeypatch.setattr(products, "PIECE", 1 << 11)
-    monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
+    monkeypatch.setattr(Compilation, "spread", property(lambda net: 0.9 * (spread and net._updates is not None)))
     with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
         solver(SimulatedDevice(1), "pieces", tested=tested).step(1)
     each = solver(LateSimulated(order, capacity=caught.value.requested), "pieces", tested=tested)
@@ -392,7 +395,7 @@ def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, sp
     """Each right before its part of the update, so that the gradient is never there as a whole."""
     monkeypatch.setattr(steps.Step, "launch", launch_late)
     monkeypatch.setattr(products, "PIECE", 1 << 11)
-    monkeypatch.setattr(Compilation, "spreads", property(lambda net: spread and net._updates is not None))
+    monkeypatch.setattr(Compilation, "spread", property(lambda net: 0.9 * (spread and net._updates is not None)))
 
     def needed(exact):
         device = SimulatedDevice(1)
@@ -481,22 +484,173 @@ def test_products_by_evicted_weights_are_made_in_pieces(monkeypatch, order):
         assert len(come) == len({call.attributes["start"] for call in come}) > 4  # once for that and the update
 
 
+def with_some_staying(monkeypatch, part=0.4):
+    """Have plans in which such a part of the room has state that stays, if they evict any in pieces."""
+
+    def some(net, found, good):
+        copies = [call for call in (*found.forward, *found.backward) if call.op in COPIES]
+        net.evict_state(dict.fromkeys(found.state, 0) | staying(copies, part * room_of(net, found)))
+        return levels._fits(net, net._made(streams=1), good)
+
+    monkeypatch.setattr(levels, "GOOD", 0.0)
+    monkeypatch.setattr(levels, "_staying", some)
+    monkeypatch.setattr(products, "PIECE", 1 << 13)
+
+
+def tight_wide(make, tested=True, part=2.0):
+    """The solver of a net with such a part of the least, of which some evicted state stays on the device."""
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        solver(make(1), "wide", tested=tested).step(1)
+    return solver(make(int(part * caught.value.requested)), "wide", tested=tested)
+
+
+def assert_near(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def inexact(order, capacity):
+    device = LateSimulated(order, capacity=capacity)
+    device.deterministic = False
+    return device
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("tested", [True, False])
+def test_some_of_evicted_state_stays_on_the_device(monkeypatch, order, tested):
+    """Whole pieces, which are not copied: what calls use of the memory itself, and what others bring, go together."""
+    with_some_staying(monkeypatch)
+    monkeypatch.setattr(steps.Step, "launch", launch_late)
+    each = tight_wide(functools.partial(inexact, order), tested)
+    trace = trained(each)
+    assert_near(trace, unlimited("wide", tested=tested)[1])
+    device, partly = each.net.device, each.net._evicted
+    assert device.statistics.peak_bytes <= device.capacity
+    calls = [call for schedule in each.net.compiled() for call in schedule.calls]
+    for memory, stays in partly.items():
+        whole = memory.views()[0].nbytes
+        copied = [content_of(call) for call in calls if call.op in COPIES and call.attributes["home"] is memory]
+        assert min((start for _, start, _ in copied), default=whole) == stays
+        assert max((start + size for _, start, size in copied), default=whole) == whole
+        assert memory.gpu_capacity == stays
+        used = [one for call in calls for one in call.present() if one.memory is memory]
+        assert max((one.offset + one.nbytes for one in used), default=0) == stays
+    assert any(0 < stays < memory.views()[0].nbytes for memory, stays in partly.items())
+    before = device.statistics.snapshot()
+    each.step(1)
+    done = device.statistics - before
+    copied = [sum(call.operand(0).view.nbytes for call in calls if call.op == op) for op in ("fetch", "evict")]
+    if not tested:
+        assert [done.htod_bytes, done.dtoh_bytes] == [copied[0], copied[1] + 4]  # and the loss
+
+
+def test_who_reads_or_writes_state_that_stays_in_part(monkeypatch):
+    """Scripts, and nets that have all of the parameters on the device."""
+    with_some_staying(monkeypatch)
+    monkeypatch.setattr(steps.Step, "launch", launch_late)
+    traces = []
+    tight = tight_wide(functools.partial(inexact, ORDERS[0]))
+    for each in (solver(SimulatedDevice(), "wide"), tight):
+        traces.append(trained(each, 2))
+        weights = each.net.params["fc7"][0]
+        weights.data[:10] *= 2
+        weights.data[-10:] *= 2
+        each.updater.history[2][0].data[...] = 0.5
+        traces[-1] += trained(each, 2)
+        each.net.device.capacity = None if each.net.device.capacity is None else 4 * each.net.device.capacity
+        other = Net(read_net(NETS["wide"]), TEST, device=each.net.device, seed=1, memory="keep")
+        other.share_with(each.net)
+        for _ in range(2):
+            each.step(1)
+            traces[-1] += [other.run_forward(), weights.cpu_data().copy()]
+    assert max(tight.net._evicted.values()) > 0
+    assert_near(*traces)
+
+
+@needs_compiler
+def test_state_stays_in_part_beside_cuda_graphs(monkeypatch):
+    with_some_staying(monkeypatch, 0.05)
+
+    def make(limit):
+        device = EmulatedCuda(limit)
+        device.deterministic = False
+        return device
+
+    each = tight_wide(make, part=1.2)
+    found = trained(each)
+    each.net.params["fc7"][0].data[:10] *= 2
+    wanted = solver(make(None), "wide")
+    expected = trained(wanted)
+    wanted.net.params["fc7"][0].data[:10] *= 2
+    assert_near([*found, *trained(each)], [*expected, *trained(wanted)])
+    assert max(each.net._evicted.values()) > 0
+    assert "" in each.net.why_eager(backward=True).values()  # some of it is in graphs
+
+
+def test_what_stays_is_what_is_copied_most_often_in_whole_pieces():
+    homes = [SyncedMemory(64, SimulatedDevice(), name) for name in ("twice", "torn", "whole", "once")]
+
+    def copies(op, home, *pieces):
+        return [
+            call(op, read(Blob((stop - start,), dtype=np.uint8)), home=home, start=start, sums=False)
+            for start, stop in pieces
+        ]
+
+    twice, torn, whole, once = homes
+    quarters = [(start, start + 16) for start in range(0, 64, 16)]
+    made = [
+        *copies("fetch", twice, *quarters), *copies("evict", twice, *quarters), *copies("fetch", once, *quarters),
+        *copies("fetch", torn, *quarters), *copies("evict", torn, (0, 32), (32, 64)), *copies("fetch", whole, (0, 64)),
+        *copies("evict", whole, (0, 64)), *copies("fetch", whole, (0, 64)),
+    ]  # fmt: skip
+    assert staying(made, 20) == {twice: 16, torn: 0, once: 0}
+    assert staying(made, 100) == {twice: 64, torn: 32, once: 0}
+    assert staying(made, 1000) == {twice: 64, torn: 64, once: 64}
+    assert not is_torn(made)
+    twice.staying = 16
+    assert is_torn(made) and not is_torn(each for each in made if each.attributes["start"])
+
+
+@pytest.mark.parametrize(("took", "tried"), [((9.0, 8.0, 7.0), 3), ((9.0, 9.5), 2), ((11.0, 12.0), 2)])
+def test_more_stays_while_that_makes_a_step_less(monkeypatch, took, tried):
+    """Where copies take much of it."""
+    home, parts, found = SyncedMemory(64, SimulatedDevice()), [], iter(took)
+    copy = call("fetch", read(Blob((64,), dtype=np.uint8)), home=home, start=0, sums=False)
+
+    def made(ms):
+        units = [[SimpleNamespace(calls=[copy])], []]
+        return Made([], [], [], [], set(), drawn=SimpleNamespace(units=units), ms=ms, state={home: 0})
+
+    monkeypatch.setattr(levels, "room_of", lambda *_: 800)
+    monkeypatch.setattr(levels, "Times", lambda _: SimpleNamespace(ms=lambda _: 7.0))
+    monkeypatch.setattr(levels, "staying", lambda copies, room: parts.append(room) or {home: 16})
+    monkeypatch.setattr(levels, "_fits", lambda *_: made(next(found)))
+    net = SimpleNamespace(
+        device=None, updates_in_backward=True, evict_state=lambda *_: None, _made=lambda streams: None
+    )
+    assert levels._staying(net, made(10.0), 0.0).ms == min(10.0, *took)
+    assert parts == [part * 800 for part in levels.STAYING[:tried]]
+    parts.clear()
+    slow = made(20.0)
+    assert levels._staying(net, slow, 0.0) is slow and not parts
+
+
 def test_fewer_and_longer_slices_are_tried_where_updates_are_spread(monkeypatch):
     monkeypatch.setattr(levels, "_fits", lambda net, made, good, slices: slices)
     monkeypatch.setattr(levels, "longer", lambda net, layers: [])
 
-    def tried(number, spreads):
+    def tried(number, spread):
         sliced = Sliced([], [], [], (1, 5), number, 0, 0, [], [])
-        net = SimpleNamespace(spreads=spreads, _made=lambda streams: None)
+        net = SimpleNamespace(spread=spread, _made=lambda streams: None)
         return levels._in_less(net, 0.0, Made([], [], [], [], set(), sliced=sliced))
 
-    assert tried(32, spreads=False) == [(1, 5, 32)]
-    assert tried(32, spreads=True) == [(1, 5, 32), (1, 5, 16), (1, 5, 8), (1, 5, 4)]
-    assert tried(6, spreads=True) == [(1, 5, 6), (1, 5, 3)]
-    assert tried(2, spreads=True) == [(1, 5, 2)]
+    assert tried(32, spread=0.0) == [(1, 5, 32)]
+    assert tried(32, spread=0.9) == [(1, 5, 32), (1, 5, 16), (1, 5, 8), (1, 5, 4)]
+    assert tried(6, spread=0.9) == [(1, 5, 6), (1, 5, 3)]
+    assert tried(2, spread=0.9) == [(1, 5, 2)]
     monkeypatch.setattr(levels, "longer", lambda net, layers: [(layers[0], 9)])
-    assert tried(4, spreads=False) == [(1, 5, 4)]
-    assert tried(4, spreads=True) == [(1, 5, 4), (1, 5, 2), (1, 9, 4), (1, 9, 2)]
+    assert tried(4, spread=0.0) == [(1, 5, 4)]
+    assert tried(4, spread=0.9) == [(1, 5, 4), (1, 5, 2), (1, 9, 4), (1, 9, 2)]
 
 
 @pytest.mark.parametrize("little", [True, False])
@@ -509,7 +663,9 @@ def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
 
     def noted(net, good, best):
         found = in_less(net, good, best)
-        tried.append((sum(memory.views()[0].nbytes for memory in net._evicted), net._late, isinstance(found, Made)))
+        tried.append(
+            (sum(memory.views()[0].nbytes for memory in net._evicted), net._spread > 0, isinstance(found, Made))
+        )
         return found
 
     monkeypatch.setattr(levels, "_in_less", noted)
@@ -535,18 +691,18 @@ def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, 
 
     def made(ms):
         draft = SimpleNamespace(layout=SimpleNamespace(nbytes=1 << 20))
-        return Made([None] * calls, [], [], [], set(), drawn=draft, ms=ms, state=[*evicted])
+        return Made([None] * calls, [], [], [], set(), drawn=draft, ms=ms, state=dict.fromkeys(evicted, 0))
 
     def in_less(net, good, best):
         tried.append((len(evicted), best is not None))
         return made(next(found))
 
-    def evict_state(memories, late=False):
-        evicted[:] = memories
+    def evict_state(state, spread=0.0):
+        evicted[:] = state
 
     for name, stub in {
         "fits": lambda *_: False, "room_of": lambda *_: 0, "Times": lambda _: None, "_in_less": in_less,
-        "reckon": lambda *_: SimpleNamespace(ms=1.0), "_fits": lambda *_: made(10.0), "_abreast": lambda *_: [],
+        "reckon": lambda *_: SimpleNamespace(ms=1.0), "_fits": lambda *_: made(10.0), "_abreast": lambda *_: [], "_staying": lambda net, found, good: found,
         "_candidates": lambda *_: [levels._Candidate(at, 1 << 18, 1.0) for at in range(4)],
     }.items():  # fmt: skip
         monkeypatch.setattr(levels, name, stub)
