@@ -55,7 +55,8 @@ PART = 0.8
 """What part of the time that copies of state take they are reckoned to add, where a plan of it is not made yet."""
 
 NEARLY = 1.1
-"""So many times as long as the least may what is reckoned so be for a plan of it to be made, too."""
+"""So many times as long as the least may what is reckoned so be for a plan of it to be made, too, or one with some of
+its state staying."""
 
 ABREAST = 2
 """How many plans with slices abreast are made."""
@@ -141,52 +142,8 @@ def _fitted(net: Net, made: Made) -> Made:
     best = _fits(net, made)
     if best is made:
         return made
-    exact = getattr(net.device, "deterministic", True)
-    slices = "slices" in net.passes and not net._dynamic
-    candidates, lacking = _candidates(net, made), made.places.layout.nbytes - room_of(net, made)
-    good = GOOD * reckon(made.places, Times(net.device)).ms
-    much = sum(each.size for each in candidates) * LITTLE > lacking
-    levels = [*dict.fromkeys(_first(candidates, part) for part in LEVELS)]
-    compared = levels if much else [_first(candidates, SOME)]
-
-    def tried(
-        best: Made | OutOfDeviceMemory, level: Sequence[_Candidate], late: bool, sliced: bool
-    ) -> Made | OutOfDeviceMemory:
-        net.evict_state({each.memory: 0 for each in level}, SPREADS[0] if late else 0.0)
-        found = _in_less(net, good, best if sliced else None)
-        return min(best, found, key=lambda each: _rank(each, good))
-
-    many = len(made.forward) + len(made.backward) >= MANY
-    enough = isinstance(best, Made) and (best.ms <= good or many)
-    if slices and not exact and not enough:
-        best = min(best, _in_less(net, good, best), key=_rank)
-    for sliced in (False, True) if slices else (False,):
-        if isinstance(best, Made) and sliced != (best.sliced is not None):
-            slow = best.ms > good and much and not many
-            if not (sliced and slow) or exact:
-                continue  # the other kind is slower, or rounds
-        if sliced and exact:
-            best = tried(best, (), False, sliced)
-        needed = best.requested if isinstance(best, OutOfDeviceMemory) else 0
-        if needed:
-            best = tried(best, levels[-1], False, sliced)  # which needs least
-        for level in compared if isinstance(best, Made) else ():
-            if isinstance(best, Made) and best.ms <= good and len(best.state) <= len(level):
-                break
-            if needed - sum(each.size for each in level) <= (net.device.most_bytes or 0):
-                before, best = best, tried(best, level, much, sliced)
-                better = best is not before
-                again = better if not needed else not better and level is not levels[-1]  # which was tried first
-                if much and again:
-                    best = tried(best, level, False, sliced)
-                if many and not sliced and not needed and not better:
-                    break  # to evict more would take longer still
-    if isinstance(best, Made) and best.ms > good and not exact:
-        best = _staying(net, best, good)
-    if slices and (isinstance(best, OutOfDeviceMemory) or (best.ms > good and not exact and not many)):
-        states = ((), *(levels if much else levels[1::2]))
-        best = min([best, *_abreast(net, made, states, good, isinstance(best, OutOfDeviceMemory))], key=_rank)
     try:
+        best = _Search(net, made, best).run()
         if isinstance(best, OutOfDeviceMemory):
             net.evict_state({})
             raise best
@@ -195,6 +152,93 @@ def _fitted(net: Net, made: Made) -> Made:
         return best
     finally:
         del best  # which would keep itself, if it is an error, by its frames
+
+
+class _Search:
+    """For the best that a net's calls come to with some of its state evicted.
+
+    Args:
+        net, made: whose calls these are.
+        best: what they come to with none.
+    """
+
+    def __init__(self, net: Net, made: Made, best: Made | OutOfDeviceMemory) -> None:
+        self._net, self._made, self._best = net, made, best
+        self._exact = getattr(net.device, "deterministic", True)
+        self._slices = "slices" in net.passes and not net._dynamic
+        self._many = len(made.forward) + len(made.backward) >= MANY
+        self._good = GOOD * reckon(made.places, Times(net.device)).ms
+        candidates, lacking = _candidates(net, made), made.places.layout.nbytes - room_of(net, made)
+        self._much = sum(each.size for each in candidates) * LITTLE > lacking
+        self._levels = [*dict.fromkeys(_first(candidates, part) for part in LEVELS)]
+        self._some = _first(candidates, SOME)
+        self._fastest: dict[int, Made] = {}  # by how much state they evict
+
+    def run(self) -> Made | OutOfDeviceMemory:
+        """The best; of errors that which needs least."""
+        net, good = self._net, self._good
+        if self._slices and not self._exact and self._is_slow and not (self._fits and self._many):
+            self._best = min(self._best, _in_less(net, good, self._best), key=_rank)
+        for sliced in (False, True) if self._slices else (False,):
+            if self._may_be(sliced):
+                self._try_levels(sliced)
+        if not self._exact and self._is_slow:
+            ms = getattr(self._best, "ms", math.inf)
+            near = [each for each in self._fastest.values() if each.ms <= NEARLY * ms]
+            self._best = min([self._best, *(_staying(net, each, good) for each in near)], key=self._rank)
+        if self._slices and self._is_slow and not (self._fits and (self._exact or self._many)):
+            states = ((), *(self._levels if self._much else self._levels[1::2]))
+            self._best = min([self._best, *_abreast(net, self._made, states, good, not self._fits)], key=_rank)
+        return self._best
+
+    @property
+    def _fits(self) -> bool:
+        """Whether the best fits."""
+        return isinstance(self._best, Made)
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether the best does not fit, or takes long."""
+        return not isinstance(self._best, Made) or self._best.ms > self._good
+
+    def _may_be(self, sliced: bool) -> bool:
+        """Whether there may be a better one in slices, or without: not if the best is of the other kind, but for slices
+        where that is slow."""
+        if not isinstance(self._best, Made) or sliced == (self._best.sliced is not None):
+            return True
+        return sliced and self._is_slow and self._much and not self._many and not self._exact
+
+    def _try_levels(self, sliced: bool) -> None:
+        """Evict more and more state: with updates spread, and if that was a help where they are, too. If nothing fits,
+        all of it first, which needs least, and with updates where they are if spread ones are no help."""
+        if sliced and self._exact:
+            self._try((), False, sliced)
+        needed = self._best.requested if isinstance(self._best, OutOfDeviceMemory) else 0
+        if needed:
+            self._try(self._levels[-1], False, sliced)
+        compared = self._levels if self._much else [self._some]
+        for level in compared if self._fits else ():
+            if isinstance(self._best, Made) and not self._is_slow and len(self._best.state) <= len(level):
+                break
+            if needed - sum(each.size for each in level) > (self._net.device.most_bytes or 0):
+                continue
+            better = self._try(level, self._much, sliced)
+            if self._much and (better if not needed else not better and level is not self._levels[-1]):
+                self._try(level, False, sliced)
+            if self._many and not sliced and not needed and not better:
+                break  # to evict more would take longer still
+
+    def _try(self, level: Sequence[_Candidate], spread: bool, sliced: bool) -> bool:
+        """Whether with so much evicted there is a better one, which then is the best."""
+        self._net.evict_state({each.memory: 0 for each in level}, SPREADS[0] if spread else 0.0)
+        found, before = _in_less(self._net, self._good, self._best if sliced else None), self._best
+        if isinstance(found, Made) and found.ms < getattr(self._fastest.get(len(found.state)), "ms", math.inf):
+            self._fastest[len(found.state)] = found
+        self._best = min(before, found, key=self._rank)
+        return self._best is not before
+
+    def _rank(self, found: Made | OutOfDeviceMemory) -> tuple[bool, float, int]:
+        return _rank(found, self._good)
 
 
 def _staying(net: Net, found: Made, good: float) -> Made:
