@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_devices import EXACT_GPU, needs_compiler
+from cuda_devices import EXACT_GPU, GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
 from late_streams import ORDERS, LateCuda, LateSimulated, launch_late
 from plan_nets import DATA, ask_at_random, assert_same, conv, layer, loss, made, run_layer_by_layer
@@ -511,7 +511,7 @@ def tight_wide(make, tested=True, part=2.0):
 def assert_near(found, wanted):
     for one, other in zip(found, wanted, strict=True):
         assert np.isfinite(other).all()
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())
 
 
 def inexact(order, capacity):
@@ -570,18 +570,18 @@ def test_who_reads_or_writes_state_that_stays_in_part(monkeypatch):
     assert_near(*traces)
 
 
-@needs_compiler
-def test_state_stays_in_part_beside_cuda_graphs(monkeypatch):
+def inexact_cuda(limit):
+    device = EmulatedCuda(limit)
+    device.deterministic = False
+    return device
+
+
+@pytest.mark.parametrize("make", [pytest.param(inexact_cuda, marks=needs_compiler, id="emulated"), GPU])
+def test_state_stays_in_part_beside_cuda_graphs(monkeypatch, make):
     with_some_staying(monkeypatch, 0.05)
-
-    def make(limit):
-        device = EmulatedCuda(limit)
-        device.deterministic = False
-        return device
-
-    each = tight_wide(make, part=1.2)
+    each = tight_wide(lambda limit: make(limit=limit), part=1.2)
     traces = []
-    for one in (each, solver(make(None), "wide")):
+    for one in (each, solver(make(limit=None), "wide")):
         traces.append(trained(one, 2))
         one.net.params["fc7"][0].data[:10] *= 0.5
         traces[-1] += trained(one, 1)
