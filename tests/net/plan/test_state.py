@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_devices import EXACT_GPU, GPU, needs_compiler
+from cuda_devices import EXACT_GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
 from late_streams import ORDERS, LateCuda, LateSimulated, launch_late
 from plan_nets import DATA, ask_at_random, assert_same, conv, layer, loss, made, run_layer_by_layer
@@ -568,23 +568,23 @@ def test_who_reads_or_writes_state_that_stays_in_part(monkeypatch):
     assert_near(*traces)
 
 
-def inexact_cuda(limit):
-    device = EmulatedCuda(limit)
-    device.deterministic = False
-    return device
+@needs_compiler
+def test_state_stays_in_part_beside_cuda_graphs(monkeypatch):
+    with_some_staying(monkeypatch, 1 << 16)
 
+    def make(limit):
+        device = EmulatedCuda(limit)
+        device.deterministic = False
+        return device
 
-@pytest.mark.parametrize("make", [pytest.param(inexact_cuda, marks=needs_compiler, id="emulated"), GPU])
-def test_state_stays_in_part_beside_cuda_graphs(monkeypatch, make):
-    with_some_staying(monkeypatch, 1 << 19)
-    each = tight_wide(lambda limit: make(limit=limit), 1 << 20)
-    traces = []
-    for one in (each, solver(make(limit=None), "wide")):
-        traces.append(trained(one, 2))
+    def stepped(one):
+        trace = trained(one, 2)
         one.net.params["fc7"][0].data[:10] *= 0.5
-        traces[-1] += trained(one, 1)
-    assert_near(*traces)
-    assert max(each.net._evicted.values()) > 0
+        return [*trace, *trained(one, 1)]
+
+    each = tight_wide(make, 0)
+    assert_near(stepped(each), stepped(solver(make(None), "wide")))
+    assert any(each.net._evicted.values())
     assert "" in each.net.why_eager(backward=True).values()  # some of it is in graphs
 
 
