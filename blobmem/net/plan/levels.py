@@ -22,7 +22,7 @@ from blobmem.net.plan.divisions import longer, runs_abreast
 from blobmem.net.plan.evict import SLACK, lingering, loads
 from blobmem.net.plan.fitting import fits, fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
-from blobmem.net.plan.slices import Division
+from blobmem.net.plan.slices import Division, Sliced
 from blobmem.net.plan.state import content_of, is_torn, staying, whiles_of, with_moved
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.uses import moved
@@ -177,7 +177,7 @@ class _Search:
     def run(self) -> Made | OutOfDeviceMemory:
         """The best; of errors that which needs least."""
         net, good = self._net, self._good
-        if self._slices and not self._exact and self._is_slow and not (self._fits and self._many):
+        if self._slices and not self._exact and self._is_slow and not (self._is_found and self._many):
             self._best = min(self._best, _in_less(net, good, self._best), key=_rank)
         for sliced in (False, True) if self._slices else (False,):
             if self._may_be(sliced):
@@ -186,14 +186,14 @@ class _Search:
             ms = getattr(self._best, "ms", math.inf)
             near = [each for each in self._fastest.values() if each.ms <= NEARLY * ms]
             self._best = min([self._best, *(_staying(net, each, good) for each in near)], key=self._rank)
-        if self._slices and self._is_slow and not (self._fits and (self._exact or self._many)):
+        if self._slices and self._is_slow and not (self._is_found and (self._exact or self._many)):
             states = ((), *(self._levels if self._much else self._levels[1::2]))
-            self._best = min([self._best, *_abreast(net, self._made, states, good, not self._fits)], key=_rank)
+            self._best = min([self._best, *_abreast(net, self._made, states, good, not self._is_found)], key=_rank)
         return self._best
 
     @property
-    def _fits(self) -> bool:
-        """Whether the best fits."""
+    def _is_found(self) -> bool:
+        """Whether any fits."""
         return isinstance(self._best, Made)
 
     @property
@@ -217,7 +217,7 @@ class _Search:
         if needed:
             self._try(self._levels[-1], False, sliced)
         compared = self._levels if self._much else [self._some]
-        for level in compared if self._fits else ():
+        for level in compared if self._is_found else ():
             if isinstance(self._best, Made) and not self._is_slow and len(self._best.state) <= len(level):
                 break
             if needed - sum(each.size for each in level) > (self._net.device.most_bytes or 0):
@@ -249,10 +249,9 @@ def _staying(net: Net, found: Made, good: float) -> Made:
     busy = max(sum(times.ms(each) for each in copies if each.op == way) for way in COPIES)
     if not found.state or not net.updates_in_backward or busy < MUCH * found.ms:
         return found
-    state, sliced, best = dict.fromkeys(found.state, 0), found.sliced, found
-    if sliced is not None:
-        runs = [sliced.layers, *longer(net, sliced.layers)]
-        slices = [(*run, sliced.number * more) for run in runs for more in (1, 2)]
+    state, best = dict.fromkeys(found.state, 0), found
+    if found.sliced is not None:
+        slices = _divisions(net, found.sliced, (found.sliced.number, 2 * found.sliced.number), True)
     for spread in SPREADS if found.spread else (0.0,):
         before = math.inf
         for part in STAYING:
@@ -313,9 +312,14 @@ def _in_less(net: Net, good: float, best: Made | OutOfDeviceMemory | None) -> Ma
         sliced = best.sliced if isinstance(best, Made) else None
         slices = []
         if sliced is not None:
-            runs = [sliced.layers, *longer(net, sliced.layers)] if net.spread else [sliced.layers]
-            slices = [(*run, number) for run in runs for number in _fewer(sliced.number, net.spread)]
+            slices = _divisions(net, sliced, _fewer(sliced.number, net.spread), net.spread > 0)
     return _fits(net, net._made(streams=1), good, slices)
+
+
+def _divisions(net: Net, sliced: Sliced, numbers: Sequence[int], longer_too: bool) -> list[Division]:
+    """The same run of layers in so many slices, or a longer one, too."""
+    runs = [sliced.layers, *(longer(net, sliced.layers) if longer_too else ())]
+    return [(*run, number) for run in runs for number in numbers]
 
 
 def _fewer(number: int, spread: float) -> list[int]:

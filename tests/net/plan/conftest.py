@@ -60,6 +60,7 @@ def few_plans():
         patch.setattr(fitting, "LINGERING", fitting.LINGERING[-1:])
         patch.setattr(levels, "LEVELS", levels.LEVELS[1::2])
         patch.setattr(levels, "SOONER", levels.SOONER[1:2])
+        patch.setattr(levels, "STAYING", ())
         patch.setattr(rounds, "WALKS", rounds.WALKS // 8)
         patch.setattr(ways, "PRICES", ways.PRICES[-1:])
         patch.setattr(ways, "MADE", 2)

@@ -497,7 +497,7 @@ def with_some_staying(monkeypatch, nbytes):
     monkeypatch.setattr(levels, "LEVELS", (1.0,))
     monkeypatch.setattr(levels, "_staying", some)
     monkeypatch.setattr(levels, "_abreast", lambda *_: [])
-    monkeypatch.setattr(products, "PIECE", 1 << 13)
+    monkeypatch.setattr(products, "PIECE", 1 << 15)
 
 
 def tight_wide(make, more, tested=True):
@@ -570,7 +570,7 @@ def test_who_reads_or_writes_state_that_stays_in_part(monkeypatch):
 
 @needs_compiler
 def test_state_stays_in_part_beside_cuda_graphs(monkeypatch):
-    with_some_staying(monkeypatch, 1 << 16)
+    with_some_staying(monkeypatch, 1 << 17)
 
     def make(limit):
         device = EmulatedCuda(limit)
@@ -622,6 +622,7 @@ def test_more_stays_while_that_makes_a_step_less(monkeypatch, took, tried):
         units = [[SimpleNamespace(calls=[copy])], []]
         return Made([], [], [], [], set(), drawn=SimpleNamespace(units=units), ms=ms, state={home: 0})
 
+    monkeypatch.setattr(levels, "STAYING", (0.1, 0.2, 0.3))
     monkeypatch.setattr(levels, "room_of", lambda *_: 800)
     monkeypatch.setattr(levels, "Times", lambda _: SimpleNamespace(ms=lambda _: 7.0))
     monkeypatch.setattr(levels, "staying", lambda copies, room: parts.append(room) or {home: 16})
