@@ -5,7 +5,7 @@ The truth of such a memory is at its own host side (`SyncedMemory.evicted`). It 
 before the calls of a layer that use it, and copied out behind them if they change it. What is large is updated in
 pieces, and so is the gradient of an inner product made, each piece right before its update. So the memory has no device
 side of its own, and whoever else looks at it does so as ever. Every net with an arena that uses it brings it, test nets
-too.
+too. Its first pieces may stay (`SyncedMemory.staying`): calls use them where they are, on a device side of just these.
 """
 
 from __future__ import annotations
