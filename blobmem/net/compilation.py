@@ -135,7 +135,7 @@ class Compilation:
         self._anew: list[Blob] = []  # those made anew for want of room
         self._own: Sequence[Blob] = ()  # that calls have beside those of layers
         self._short = False  # there is no room for the usual calls
-        self._evicted: dict[SyncedMemory, int] = {}  # parameters and what a solver keeps, for this net's plan
+        self._evicted: list[SyncedMemory] = []  # parameters and what a solver keeps, for this net's plan
         self.brings: set[SyncedMemory] = set()
         self._spread = 0.0
         self._loss_scale: Blob | None = None
@@ -304,10 +304,9 @@ class Compilation:
         self._spread = spread
         for memory in self._evicted:
             memory.evicted, memory.staying = False, 0
-        self._evicted = {memory: staying for memory, staying in state.items() if memory.leave_device()}
-        self._planned = []
-        for memory, staying in self._evicted.items():
-            memory.evicted, memory.staying = True, staying
+        self._evicted, self._planned = [memory for memory in state if memory.leave_device()], []
+        for memory in self._evicted:
+            memory.evicted, memory.staying = True, state[memory]
         note_move()  # nets that share any are to be planned anew
 
     def _scheduled(

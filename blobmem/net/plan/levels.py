@@ -15,7 +15,6 @@ from blobmem.devices.base import readable_bytes
 from blobmem.devices.pages import round_up
 from blobmem.errors import OutOfDeviceMemory
 from blobmem.memory import SyncedMemory
-from blobmem.memory.parked import Parked
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.divisions import longer, runs_abreast
@@ -23,7 +22,7 @@ from blobmem.net.plan.evict import SLACK, lingering, loads
 from blobmem.net.plan.fitting import fits, fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division, Sliced
-from blobmem.net.plan.state import content_of, is_torn, staying, whiles_of, with_moved
+from blobmem.net.plan.state import content_of, copies_state, is_torn, staying, whiles_of, with_moved
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.uses import moved
 from blobmem.net.plan.ways import GOOD, MANY, Made, glance
@@ -244,12 +243,13 @@ class _Search:
 def _staying(net: Net, found: Made, good: float) -> Made:
     """The calls, with some of the state that comes and goes in pieces on the device for good, where copies take much of
     the time and that makes it less."""
-    copies = [unit.calls[-1] for unit in chain(*found.places.units) if unit.calls[-1].op in COPIES]
-    times, room, slices = Times(net.device), room_of(net, found), None
-    busy = max(sum(times.ms(each) for each in copies if each.op == way) for way in COPIES)
-    if not found.state or not net.updates_in_backward or busy < MUCH * found.ms:
+    if not found.state or not net.updates_in_backward:
         return found
-    state, best = dict.fromkeys(found.state, 0), found
+    times = Times(net.device)
+    copies = [unit.calls[-1] for unit in chain(*found.places.units) if unit.calls[-1].op in COPIES]
+    if max(sum(times.ms(each) for each in copies if each.op == way) for way in COPIES) < MUCH * found.ms:
+        return found
+    room, state, slices, best = room_of(net, found), dict.fromkeys(found.state, 0), None, found
     if found.sliced is not None:
         slices = _divisions(net, found.sliced, (found.sliced.number, 2 * found.sliced.number), True)
     for spread in SPREADS if found.spread else (0.0,):
@@ -336,7 +336,7 @@ def _fits(
         found = fitting(net, made, good, slices)
     except OutOfDeviceMemory as error:
         return error.with_traceback(None)
-    found.state, found.spread = dict(net._evicted), net.spread
+    found.state, found.spread = {memory: memory.staying for memory in net._evicted}, net.spread
     return _sooner(net, found) if found.state else found
 
 
@@ -432,7 +432,7 @@ def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
     result, sent = {}, dict[Any, int]()
     for at, unit in enumerate(units):
         each = unit.calls[-1]
-        if each.op in COPIES and not isinstance(each.attributes["home"], Parked):
+        if copies_state(each):
             content = content_of(each)
             if each.op == "evict":
                 sent[content] = at + 1

@@ -131,15 +131,18 @@ def content_of(copy: Call) -> tuple[Any, ...]:
     return copy.attributes["home"], copy.attributes["start"], copy.operand(0).view.nbytes
 
 
+def copies_state(each: Call) -> bool:
+    """Whether a call brings evicted state, or copies it out: not what a plan parks of other arrays."""
+    return each.op in COPIES and not isinstance(each.attributes["home"], Parked)
+
+
 def staying(copies: Iterable[Call], room: float) -> dict[SyncedMemory, int]:
     """Of state that these copy in pieces, how many first bytes of which would best stay on the device where there is so
     much room: whole pieces, as all calls have them, of what is copied most often."""
     pieces, copied = defaultdict[SyncedMemory, set[tuple[int, int]]](set), Counter[SyncedMemory]()
-    for each in copies:
-        if not isinstance(each.attributes["home"], Parked):
-            memory, start, nbytes = content_of(each)
-            pieces[memory].add((start, start + nbytes))
-            copied[memory] += nbytes
+    for memory, start, nbytes in map(content_of, filter(copies_state, copies)):
+        pieces[memory].add((start, start + nbytes))
+        copied[memory] += nbytes
     result = dict[SyncedMemory, int]()
     for memory in sorted(pieces, key=lambda memory: copied[memory] / max(pieces[memory])[1], reverse=True):
         ends = [end for _, end in pieces[memory] if all(stop <= end or start >= end for start, stop in pieces[memory])]
@@ -151,8 +154,8 @@ def staying(copies: Iterable[Call], room: float) -> dict[SyncedMemory, int]:
 
 def is_torn(calls: Iterable[Call]) -> bool:
     """Whether any of these copies bytes that stay on the device, with others."""
-    copies = (each for each in calls if each.op in COPIES and not isinstance(each.attributes["home"], Parked))
-    return any(each.attributes["start"] < each.attributes["home"].staying for each in copies)
+    copies = map(content_of, filter(copies_state, calls))
+    return any(start < memory.staying for memory, start, _ in copies)
 
 
 def whiles_of(
