@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_devices import EXACT_GPU, needs_compiler
+from cuda_devices import EXACT_GPU, make_gpu, needs_compiler, needs_gpu
 from cuda_emulation import EmulatedCuda
 from late_streams import ORDERS, LateCuda, LateSimulated, launch_late
 from plan_nets import DATA, ask_at_random, assert_same, conv, layer, loss, made, run_layer_by_layer
@@ -96,11 +96,16 @@ NETS["pieces"] = (
 
 
 # an inner product whose weights and bias are of many such parts, and one without a bias
-NETS["wide"] = (
-    DATA + conv("c1", "data", outputs=8) + layer("Pooling", "p", "c1", "p", POOL) + inner("fc6", "p", 1024)
-    + layer("InnerProduct", "fc7", "fc6", "fc7", 'inner_product_param { num_output: 512 bias_term: false '
-            'weight_filler { type: "xavier" } }') + loss("fc7")
-)  # fmt: skip
+def wide(outputs):
+    return (
+        DATA + conv("c1", "data", outputs=8) + layer("Pooling", "p", "c1", "p", POOL) + inner("fc6", "p", outputs)
+        + layer("InnerProduct", "fc7", "fc6", "fc7", f'inner_product_param {{ num_output: {outputs // 2} '
+                'bias_term: false weight_filler { type: "xavier" } }') + loss("fc7")
+    )  # fmt: skip
+
+
+NETS["wide"] = wide(1024)
+NETS["very wide"] = wide(4096)  # beside which what a GPU takes besides, in chunks of 2 MiB, is little
 
 
 # a run of slices may end where little is left
@@ -483,7 +488,7 @@ def test_products_by_evicted_weights_are_made_in_pieces(monkeypatch, order):
         assert len(come) == len({call.attributes["start"] for call in come}) > 4  # once for that and the update
 
 
-def with_some_staying(monkeypatch, nbytes):
+def with_some_staying(monkeypatch, nbytes, piece=1 << 15):
     """Have plans in which up to so many bytes of state stay, if they evict any in pieces."""
 
     def some(net, found, good):
@@ -497,7 +502,7 @@ def with_some_staying(monkeypatch, nbytes):
     monkeypatch.setattr(levels, "LEVELS", (1.0,))
     monkeypatch.setattr(levels, "_staying", some)
     monkeypatch.setattr(levels, "_abreast", lambda *_: [])
-    monkeypatch.setattr(products, "PIECE", 1 << 15)
+    monkeypatch.setattr(products, "PIECE", piece)
 
 
 def tight_wide(make, more, tested=True):
@@ -569,22 +574,31 @@ def test_who_reads_or_writes_state_that_stays_in_part(monkeypatch):
     assert_near(*traces)
 
 
-@needs_compiler
-def test_state_stays_in_part_beside_cuda_graphs(monkeypatch):
-    with_some_staying(monkeypatch, 1 << 17)
+def inexact_cuda(limit):
+    device = EmulatedCuda(limit)
+    device.deterministic = False
+    return device
 
-    def make(limit):
-        device = EmulatedCuda(limit)
-        device.deterministic = False
-        return device
+
+@pytest.mark.parametrize(
+    ("make", "limit", "net", "nbytes", "piece"),
+    [
+        pytest.param(inexact_cuda, None, "wide", 1 << 17, 1 << 15, id="emulated", marks=needs_compiler),
+        # the least that a GPU names is more, as it has not tried any convolutions then
+        pytest.param(lambda limit: make_gpu(limit=limit), 80 << 20, "very wide", 12 << 20, 1 << 21, id="cuda",
+                     marks=needs_gpu),
+    ],
+)  # fmt: skip
+def test_state_stays_in_part_beside_cuda_graphs(monkeypatch, make, limit, net, nbytes, piece):
+    with_some_staying(monkeypatch, nbytes, piece)
 
     def stepped(one):
         trace = trained(one, 2)
         one.net.params["fc7"][0].data[:10] *= 0.5
         return [*trace, *trained(one, 1)]
 
-    each = tight_wide(make, 0)
-    assert_near(stepped(each), stepped(solver(make(None), "wide")))
+    each = tight_wide(make, 0) if limit is None else solver(make(limit), net)
+    assert_near(stepped(each), stepped(solver(make(None), net)))
     assert any(memory.staying for memory in each.net._evicted)
     assert "" in each.net.why_eager(backward=True).values()  # some of it is in graphs
 
