@@ -58,6 +58,9 @@ SMALL = 0.09
 TWICE = 0.25
 """The part of the room from which on what a batch norm reads is made twice."""
 
+WELCOME = 0.3
+"""What part of their time copies are reckoned to take where arrays beside the slices leave for their sake."""
+
 IDLE = 2
 """So many numbers of slices that are little better than those before it are the last."""
 
@@ -77,6 +80,7 @@ class Divisions:
     def __init__(self, net: Net, room: int, good: float) -> None:
         self._net, self._room, self._good, self.best = net, room, good, math.inf
         self._to_the_end = set[tuple[int, int]]()  # the beginnings and numbers of those that were tried
+        self._given = False  # whether divisions are, of which more is tried
 
     def ways(self, given: Sequence[Division]) -> Iterator[Way]:
         """Those that are `given`; if none is, the fewest slices first, those that are reckoned to fit into the room
@@ -86,6 +90,7 @@ class Divisions:
         usual = min(usual_ways(net, again, {}, bring=False), key=lambda way: lowest(way.found, way.load)).made
         net._have(usual)
         if given:
+            self._given = True
             yield from chain.from_iterable(self._both(usual, division) for division in given)
             return
         slicer, layer, tried = _slicer(net, usual), _fullest(net, usual)[1], list[tuple[int, Sliced]]()
@@ -119,10 +124,15 @@ class Divisions:
         yield from self._divided(usual, division, False)
 
     def _divided(self, usual: Made, division: Division, at_once: bool) -> Iterator[Way]:
-        """The usual calls so divided, and with more made anew of what layers beside these make, where that does."""
+        """The usual calls so divided; with more made anew of what layers beside these make, where that does; and with
+        as much of it made anew or evicted as the slices want."""
         first, last, count = division
         tried, failed = set[tuple[Any, ...]](), False  # the rooms that convolutions had
-        for made in (usual, self._with_anew(first, last)):
+        most, away = self._room, None
+        for find in (None, self._with_anew, *((self._with_less,) if self._given else ())):
+            made = usual
+            if find is not None:
+                made, away = find(first, last, most)
             if made.anew or usual.anew:
                 tried, failed = set(), False
             elif failed:
@@ -143,7 +153,9 @@ class Divisions:
                 except OutOfDeviceMemory:  # convolutions of so many items have not been timed, and cannot be now
                     failed = True
                     break
-                yield way
+                if find is None:
+                    most = int(way.load[_within(way.made, first, last)].max(initial=0))
+                yield way._replace(away=away)
                 if self.best < before:
                     if not at_once:
                         yield from self._with_kept(made, slicer, division, found.nbytes, way)
@@ -163,11 +175,26 @@ class Divisions:
             if self.best < before:
                 return
 
-    def _with_anew(self, first: int, last: int) -> Made:
+    def _with_anew(self, first: int, last: int, most: int) -> tuple[Made, None]:
         """The calls, with what layers other than these make anew where that takes less time than to evict it."""
         choice, maker = self._choice
         anew = {memory for memory in choice.anew if not first <= maker[memory] <= last}
-        return self._net._made(Less(anew, choice.held), 1, bring=False)
+        return self._net._made(Less(anew, choice.held), 1, bring=False), None
+
+    def _with_less(self, first: int, last: int, most: int) -> tuple[Made, set[SyncedMemory]]:
+        """The calls, with what layers other than these make anew for want of room, where these, in slices, have `most`
+        bytes in use with all that lies beside; and what is evicted for it."""
+        net = self._net
+        plain = way_with(net, Less(), bring=False)
+        again = again_in(net, plain.made)
+        inside = {at for at, each in enumerate(again.uses.forward) if first <= each.layer <= last}
+        again.offers = [memory for memory in again.offers if again.uses.last_write(memory) not in inside]
+        found = [each for each in plain.found if inside.isdisjoint(each.written)]
+        whole = Pass(again, plain.made.places, found, Times(net.device))
+        within = _within(plain.made, first, last)
+        whole.load[within] = np.minimum(whole.load[within], most)
+        choice = whole.choose(self._room, WELCOME)
+        return net._made(Less(choice.anew, choice.held), 1, bring=False), choice.away
 
     @functools.cached_property
     def _choice(self) -> tuple[Choice, dict[SyncedMemory, int]]:
@@ -252,12 +279,15 @@ class _InSlices:
         return Way(made, *candidates_in(net, made.forward, made.backward, made.places))
 
 
+def _within(made: Made, first: int, last: int) -> list[int]:
+    """The steps of layers first to last."""
+    return [step for step, unit in enumerate(chain(*made.places.units)) if first <= unit.calls[0].layer <= last]
+
+
 def _kept_while(made: Made) -> slice:
     """The steps from the end of the slices of forward to their beginning in backward."""
     assert made.sliced is not None
-    first, last = made.sliced.layers
-    units = [*chain(*made.places.units)]
-    inside = [step for step, unit in enumerate(units) if first <= unit.calls[0].layer <= last]
+    inside = _within(made, *made.sliced.layers)
     turn = len(made.places.units[0])
     begin = max((step + 1 for step in inside if step < turn), default=turn)
     return slice(begin, min((step for step in inside if step >= turn), default=begin))

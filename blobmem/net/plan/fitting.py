@@ -34,49 +34,52 @@ TRIES = 8
 EARLY = 0.97
 """How much of the room arrays may take that come back early: there have to be gaps."""
 
+NEXT = 3
+"""How many of those that take least time are looked at once more, with evicted state that comes sooner."""
+
 LINGERING = (1.0, 0.95, 0.9)
 """How much of it they may take that stay until they have left: the most with which all find a place."""
 
 
-def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None = None) -> Made:
+def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None = None) -> list[Made]:
     """The calls, drafted; by others, if they need more than the device may hold.
 
-    Of all ways that fit, the one that is reckoned to take least time for what it does beside the usual calls; or with
-    `slices` of the batch, of those in which a run of layers takes these, and the first that takes no more than `good`
-    ms. Raises OutOfDeviceMemory, naming the least that would do, if none does.
+    Of all ways that fit, those that are reckoned to take least time for what they do beside the usual calls, the best
+    first; or with `slices` of the batch, of those in which a run of layers takes these, up to the first that takes no
+    more than `good` ms. Raises OutOfDeviceMemory, naming the least that would do, if none does.
     """
     if made.drawn is None:
         made.drawn = draft(net, made.schedules, made.kept)
     most, times = net.device.most_bytes, Times(net.device)
     if most is None:
-        return made
+        return [made]
     beside = _beside(net, made)
     room, usual = most - beside, made
     others, who = _others(net, room)
     if max(made.places.layout.nbytes, others) <= room and slices is None:
         made.ms = reckon(made.places, times).ms
-        return made
-    smallest, best, usual_ms = usual, None, reckon(usual.places, times).ms
+        return [made]
+    smallest, best, usual_ms = usual, list[Made](), reckon(usual.places, times).ms
     tight = int((net.spread or (1.0 if slices is None else EARLY)) * room)
     tight -= tight // GAPS if len(usual.places.lives.arena) >= MANY_LIVES else 0
     search = Divisions(net, tight if net.spread else room, good)
     for way in ways(net, tight, times, lambda: search.best) if slices is None else search.ways(slices):
         if not isinstance(way, Way):
-            if best is not None and best.ms <= way * usual_ms:
+            if best and best[0].ms <= way * usual_ms:
                 break
             continue
         if lowest(way.found, way.load) > max(room, smallest.places.layout.nbytes):
             continue  # neither fits nor needs less than others
-        if best is not None and least_ms(way.made.places, times) >= best.ms:
+        if best and least_ms(way.made.places, times) >= best[0].ms:
             continue  # no copies make that less
         for fitted in _evicted(net, way, (tight, room), times):
             if max(fitted.places.layout.nbytes, others) <= room:
                 fitted.ms = reckon(fitted.places, times).ms
-                best = min(best or fitted, fitted, key=attrgetter("ms"))
-                search.best = best.ms
+                best = sorted([*best, fitted], key=attrgetter("ms"))[: NEXT if net._evicted else 1]
+                search.best = best[0].ms
                 break
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
-    if best is not None:
+    if best:
         return best
     if others > smallest.places.layout.nbytes:
         raise _too_little_for(who, others, net, most, beside)

@@ -336,8 +336,9 @@ def _fits(
         found = fitting(net, made, good, slices)
     except OutOfDeviceMemory as error:
         return error.with_traceback(None)
-    found.state, found.spread = {memory: memory.staying for memory in net._evicted}, net.spread
-    return _sooner(net, found) if found.state else found
+    for each in found:
+        each.state, each.spread = {memory: memory.staying for memory in net._evicted}, net.spread
+    return min((_sooner(net, each) for each in found), key=_rank) if net._evicted else found[0]
 
 
 def _rank(found: Made | OutOfDeviceMemory, good: float = 0.0) -> tuple[bool, float, int]:
