@@ -128,11 +128,8 @@ class Divisions:
         as much of it made anew or evicted as the slices want."""
         first, last, count = division
         tried, failed = set[tuple[Any, ...]](), False  # the rooms that convolutions had
-        most, away = self._room, None
-        for find in (None, self._with_anew, *((self._with_less,) if self._given else ())):
-            made = usual
-            if find is not None:
-                made, away = find(first, last, most)
+        most = list[int]()  # bytes that slices have in use with all that lies beside, of the usual calls first
+        for made, away in self._bases(usual, first, last, most):
             if made.anew or usual.anew:
                 tried, failed = set(), False
             elif failed:
@@ -153,8 +150,7 @@ class Divisions:
                 except OutOfDeviceMemory:  # convolutions of so many items have not been timed, and cannot be now
                     failed = True
                     break
-                if find is None:
-                    most = int(way.load[_within(way.made, first, last)].max(initial=0))
+                most.append(int(way.load[_within(way.made, first, last)].max(initial=0)))
                 yield way._replace(away=away)
                 if self.best < before:
                     if not at_once:
@@ -175,11 +171,20 @@ class Divisions:
             if self.best < before:
                 return
 
-    def _with_anew(self, first: int, last: int, most: int) -> tuple[Made, None]:
+    def _bases(
+        self, usual: Made, first: int, last: int, most: Sequence[int]
+    ) -> Iterator[tuple[Made, set[SyncedMemory] | None]]:
+        """The calls that are divided, and what is evicted first of them; `most` is filled in meanwhile."""
+        yield usual, None
+        yield self._with_anew(first, last), None
+        if self._given:
+            yield self._with_less(first, last, next(iter(most), self._room))
+
+    def _with_anew(self, first: int, last: int) -> Made:
         """The calls, with what layers other than these make anew where that takes less time than to evict it."""
         choice, maker = self._choice
         anew = {memory for memory in choice.anew if not first <= maker[memory] <= last}
-        return self._net._made(Less(anew, choice.held), 1, bring=False), None
+        return self._net._made(Less(anew, choice.held), 1, bring=False)
 
     def _with_less(self, first: int, last: int, most: int) -> tuple[Made, set[SyncedMemory]]:
         """The calls, with what layers other than these make anew for want of room, where these, in slices, have `most`
