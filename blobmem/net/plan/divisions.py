@@ -17,7 +17,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan.abreast import Abreast, run_about
-from blobmem.net.plan.again import Less
+from blobmem.net.plan.again import Again, Less
 from blobmem.net.plan.bringing import bring_state
 from blobmem.net.plan.choice import Choice, Pass
 from blobmem.net.plan.evict import loads_without, lowest
@@ -189,9 +189,7 @@ class Divisions:
     def _with_less(self, first: int, last: int, most: int) -> tuple[Made, set[SyncedMemory]]:
         """The calls, with what layers other than these make anew for want of room, where these, in slices, have `most`
         bytes in use with all that lies beside; and what is evicted for it."""
-        net = self._net
-        plain = way_with(net, Less(), bring=False)
-        again = again_in(net, plain.made)
+        net, plain, again = self._net, self._plain, self._again()
         inside = {at for at, each in enumerate(again.uses.forward) if first <= each.layer <= last}
         again.offers = [memory for memory in again.offers if again.uses.last_write(memory) not in inside]
         found = [each for each in plain.found if inside.isdisjoint(each.written)]
@@ -202,10 +200,19 @@ class Divisions:
         return net._made(Less(choice.anew, choice.held), 1, bring=False), choice.away
 
     @functools.cached_property
+    def _plain(self) -> Way:
+        """The whole batch, with nothing made anew."""
+        return way_with(self._net, Less(), bring=False)
+
+    def _again(self) -> Again:
+        """What could be made anew of that."""
+        self._net._have(self._plain.made)
+        return again_in(self._net, self._plain.made)
+
+    @functools.cached_property
     def _choice(self) -> tuple[Choice, dict[SyncedMemory, int]]:
         """What is made anew of the whole batch where copies are not welcome, and by which layers."""
-        plain = way_with(self._net, Less(), bring=False)
-        again = again_in(self._net, plain.made)
+        plain, again = self._plain, self._again()
         choice = Pass(again, plain.made.places, plain.found, Times(self._net.device)).choose(self._room, 1.0)
         calls = again.uses.forward
         return choice, {memory: calls[again.uses.last_write(memory)].layer for memory in choice.anew}

@@ -640,9 +640,9 @@ def test_the_fastest_is_found_with_state_that_comes_sooner(monkeypatch):
     monkeypatch.setattr(levels, "_sooner", lambda net, each: replace(each, ms=sooner[each.ms]))
     home = SyncedMemory(64)
     home.staying = 16
-    assert levels._fits(SimpleNamespace(_evicted={home: 0}, spread=0.9), found[0]).ms == 8.0
+    assert levels._fits(SimpleNamespace(_evicted=[home], spread=0.9), found[0]).ms == 8.0
     assert [(each.state, each.spread) for each in found] == [({home: 16}, 0.9)] * 3
-    assert levels._fits(SimpleNamespace(_evicted={}, spread=0.0), found[0]) is found[0]
+    assert levels._fits(SimpleNamespace(_evicted=[], spread=0.0), found[0]) is found[0]
 
 
 @pytest.mark.parametrize(("took", "tried"), [((9.0, 8.0, 7.0), 3), ((9.0, 9.5), 2), ((11.0, 12.0), 2)])
