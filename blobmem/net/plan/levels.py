@@ -68,6 +68,9 @@ SPREADS = (0.9, 0.8)
 """How much of the room arrays may take where pieces of state come and go all the while: the first, or any where some of
 it stays."""
 
+ALL = 1.0
+"""The same beside slices abreast: rounds leave gaps (`ways.PACKED`)."""
+
 STAYING = (0.125, 0.25, 0.375)
 """Parts of the room that are tried for state that stays, while more makes it less."""
 
@@ -295,7 +298,7 @@ def _abreast(
 def _take_abreast(net: Net, level: Sequence[_Candidate], room: int) -> Made | None:
     """The calls with so much state evicted, and a run of layers in slices abreast as it fits such a room; None if no
     layers may."""
-    net.evict_state({each.memory: 0 for each in level})
+    net.evict_state({each.memory: 0 for each in level}, ALL if level else 0.0)
     for which in runs_abreast(net, max(0, room)):
         net.take_abreast(which)
         made = net._made(streams=1)

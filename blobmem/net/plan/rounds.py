@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 POWERS = (0.5, 1.0)
 """Of the time until an array is needed next, by which its bytes count as freed: walks that are compared at first."""
 
-WALKS, FOR_EACH, IDLE = 500, 8, 150
+WALKS, FOR_EACH, IDLE = 1000, 8, 300
 """How many other walks a search tries, fewer where these are so many for each kind of array, or that many that are no
 better than the best follow one another."""
 
