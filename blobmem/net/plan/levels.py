@@ -276,7 +276,7 @@ def _abreast(
     none fits, and the `least` is asked for, as it needs least too."""
     seen, room, times = list[tuple[int, float, int]](), room_of(net, made), Times(net.device)
     for at, level in enumerate(levels):
-        trial = _take_abreast(net, level, room + sum(each.size for each in level))
+        trial = _take_abreast(net, level, ALL, room + sum(each.size for each in level))
         if trial is not None:
             trial.drawn = draft(net, trial.schedules, trial.kept)
             over, ms = glance(net, room_of(net, trial), times)
@@ -284,21 +284,21 @@ def _abreast(
     result = list[Made | OutOfDeviceMemory]()
     seen.sort()
     for at in [at for over, ms, at in seen[:ABREAST] if (over, ms) <= (seen[0][0], NEARLY * seen[0][1])]:
-        trial = _take_abreast(net, levels[at], room + sum(each.size for each in levels[at]))
+        trial = _take_abreast(net, levels[at], ALL, room + sum(each.size for each in levels[at]))
         assert trial is not None  # as before
         result.append(_fits(net, trial, good))
     if least and not any(isinstance(each, Made) for each in result):
-        trial = _take_abreast(net, levels[-1], 0)
+        trial = _take_abreast(net, levels[-1], 0.0, 0)  # spread updates need more
         if trial is not None:
             result.append(_fits(net, trial, good))
     net.take_abreast(None)
     return result
 
 
-def _take_abreast(net: Net, level: Sequence[_Candidate], room: int) -> Made | None:
-    """The calls with so much state evicted, and a run of layers in slices abreast as it fits such a room; None if no
-    layers may."""
-    net.evict_state({each.memory: 0 for each in level}, ALL if level else 0.0)
+def _take_abreast(net: Net, level: Sequence[_Candidate], spread: float, room: int) -> Made | None:
+    """The calls with so much state evicted, `spread` as `Net.spread`, and a run of layers in slices abreast as it fits
+    such a room; None if no layers may."""
+    net.evict_state({each.memory: 0 for each in level}, spread)
     for which in runs_abreast(net, max(0, room)):
         net.take_abreast(which)
         made = net._made(streams=1)
