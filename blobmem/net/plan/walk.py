@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blobmem.ops.host.compiled import kernel, part
+from blobmem.ops.host.compiled import borrowing_kernel, borrowing_part, kernel
 
 Ints = np.ndarray
 Floats = np.ndarray
@@ -18,6 +18,9 @@ Bools = np.ndarray
 
 NONE = -1
 """In place of the number of a memory: there is none."""
+
+BITS = 62
+"""Of an int64, for as many flags."""
 
 
 class Tables(NamedTuple):
@@ -86,19 +89,23 @@ class _State(NamedTuple):
         away: which are evicted after their last use in forward.
         used: of each array that is there, the event at which it was used last.
         costs: ms in which each is made again, if that is not negative.
-        rely: by array, those whose costs depend on whether it is gone.
+        rely: by array, bits of those whose costs depend on whether it is gone.
         load, begin: of each event so far, bytes in use, and when it began.
         copies: of each copy back the event by which it has to be there, and the array.
-        last: of each memory, the last call of a round that reads it.
+        first, last: of each memory, the first call of a round that reads it, counted from 1, and the last one.
+        read: the memories that a round reads.
         needed: which arrays the step needs.
-        counts: of events; of copies.
+        counts: of events; of copies; of what is `read`.
         held: bytes of what is there; bytes that are too much.
         ms: of calls in rounds and of waits; and the time now.
         next: of each array where in `read` the next step is that needs it.
+        after: as `uses` were before a round.
         uses, wants: ms at which each array, and each call, is needed next, be it to make what is gone; infinite if not.
         wanted: of each row of `take` what it needs, as `change` has it.
         runs, found, waiting: calls that are looked at.
-        units: of each unit of calls, what has been counted.
+        units, ran: of each unit of calls, what has been counted, and whether it has run in a round.
+        order: the calls of a round.
+        beside: of each memory bytes that a round has of it for a while.
         power, worth, room: as given.
     """
 
@@ -107,16 +114,19 @@ class _State(NamedTuple):
     away: Bools
     used: Ints
     costs: Floats
-    rely: Bools
+    rely: Ints
     load: Ints
     begin: Floats
     copies: Ints
+    first: Ints
     last: Ints
+    read: Ints
     needed: Bools
     counts: Ints
     held: Ints
     ms: Floats
     next: Ints
+    after: Floats
     uses: Floats
     wants: Floats
     wanted: Ints
@@ -124,17 +134,20 @@ class _State(NamedTuple):
     found: Ints
     waiting: Ints
     units: Floats
+    ran: Bools
+    order: Ints
+    beside: Ints
     power: float
     worth: Floats
     room: int
 
 
-@part
+@borrowing_part
 def _is_gone(gone: Bools, memory: int) -> bool:
     return 0 <= memory < gone.size and gone[memory]
 
 
-@part
+@borrowing_part
 def _source(take: Ints, gone: Bools, at: int) -> int:
     """The memory from which a row of `take` is taken, NONE if what it has is to be made."""
     source, stays, same = take[at, 0], take[at, 2], take[at, 3]
@@ -143,7 +156,7 @@ def _source(take: Ints, gone: Bools, at: int) -> int:
     return same if same != NONE and not _is_gone(gone, same) else NONE
 
 
-@part
+@borrowing_part
 def _find_runs(take: Ints, take_of: Ints, gone: Bools, runs: Bools, found: Ints, waiting: Ints, count: int) -> int:
     """Mark the calls without which the first `count` that are `waiting` have nothing to read, and these; how many are
     `found`."""
@@ -167,7 +180,7 @@ def _find_runs(take: Ints, take_of: Ints, gone: Bools, runs: Bools, found: Ints,
     return total
 
 
-@part
+@borrowing_part
 def _ms_of(unit: Ints, joined: Bools, cost: Floats, found: Ints, total: int, units: Floats) -> float:
     """What the calls that are found take, of those that run as one the longest, or the first where that is `joined`."""
     result = 0.0
@@ -187,13 +200,13 @@ def _ms_of(unit: Ints, joined: Bools, cost: Floats, found: Ints, total: int, uni
     return result
 
 
-@part
+@borrowing_part
 def _unmark(runs: Bools, found: Ints, total: int) -> None:
     for at in range(total):
         runs[found[at]] = False
 
 
-@part
+@borrowing_part
 def _wanted(take: Ints, gone: Bools, at: int) -> int:
     """What a row of `take` needs, if its call is to run: an array, behind these a call; NONE if it needs neither."""
     source, made, stays, same, own = take[at, 0], take[at, 1], take[at, 2], take[at, 3], take[at, 4]
@@ -207,7 +220,7 @@ def _wanted(take: Ints, gone: Bools, at: int) -> int:
     return gone.size + made if made >= 0 else NONE
 
 
-@part
+@borrowing_part
 def _renew(
     tables: Tables, gone: Bools, following: Ints, uses: Floats, wants: Floats, wanted: Ints, waiting: Ints, count: int
 ) -> None:
@@ -241,7 +254,7 @@ def _renew(
                     count += 1
 
 
-@kernel
+@borrowing_kernel
 def change(
     tables: Tables, gone: Bools, following: Ints, uses: Floats, wants: Floats, wanted: Ints, waiting: Ints, memory: int
 ) -> None:
@@ -274,16 +287,20 @@ def change(
     _renew(tables, gone, following, uses, wants, wanted, waiting, count + 1)
 
 
-@part
-def _forget(rely: Bools, costs: Floats, memory: int) -> None:
+@borrowing_part
+def _forget(rely: Ints, costs: Floats, memory: int) -> None:
     """It is gone, or there again, on which it depends how long others take to be made."""
-    for other in range(costs.size):
-        if rely[memory, other]:
-            rely[memory, other] = False
-            costs[other] = -1.0
+    for block in range(rely.shape[1]):
+        bits = rely[memory, block]
+        if not bits:
+            continue
+        rely[memory, block] = 0
+        for at in range(min(BITS, costs.size - BITS * block)):
+            if bits >> at & 1:
+                costs[BITS * block + at] = -1.0
 
 
-@part
+@borrowing_part
 def _have(tables: Tables, state: _State, memory: int) -> None:
     if not state.there[memory]:
         state.there[memory] = True
@@ -291,7 +308,7 @@ def _have(tables: Tables, state: _State, memory: int) -> None:
         state.used[memory] = state.counts[0]
 
 
-@part
+@borrowing_part
 def _drop(tables: Tables, state: _State, memory: int) -> None:
     """It is not there any more, nor was it since it was used last: it has been evicted, or is gone."""
     if not state.there[memory]:
@@ -306,7 +323,7 @@ def _drop(tables: Tables, state: _State, memory: int) -> None:
         change(tables, state.gone, state.next, state.uses, state.wants, state.wanted, state.waiting, memory)
 
 
-@part
+@borrowing_part
 def _find_cost(tables: Tables, state: _State, memory: int) -> None:
     """Note the ms in which it is made again of what is there."""
     rely, found, take, take_of = state.rely, state.found, tables.take, tables.take_of
@@ -320,31 +337,41 @@ def _find_cost(tables: Tables, state: _State, memory: int) -> None:
         for at in range(take_of[found[each]], take_of[found[each] + 1]):
             source, same = take[at, 0], take[at, 3]
             if source < rely.shape[0]:
-                rely[source, memory] = True
+                rely[source, memory // BITS] |= 1 << memory % BITS
             if 0 <= same < rely.shape[0]:
-                rely[same, memory] = True
+                rely[same, memory // BITS] |= 1 << memory % BITS
 
 
-@part
+@borrowing_part
 def _find_least(tables: Tables, state: _State, now: float, call: int) -> int:
     """Which array to let go, -1 if there is none that is not pinned."""
     there, needed, last, away, costs = state.there, state.needed, state.last, state.away, state.costs
     uses, size, copy, least, found = state.uses, tables.size, tables.copy, np.inf, -1
+    # costs and powers take long: bounds come first
+    longest = max(tables.clock[tables.clock.size - 1] - now, 1e-3) ** state.power
     for memory in range(there.size):
         if not there[memory] or needed[memory] or last[memory] >= call:
             continue
         value = 0.0
         if uses[memory] < np.inf:
+            ms, per = copy[memory], state.worth[memory] / size[memory]
+            if not away[memory]:
+                ms = max(costs[memory], tables.cost[tables.maker[memory]])  # at least that if not known
+            if ms * per >= least * longest:
+                continue
+            per /= max(uses[memory] - now, 1e-3) ** state.power
             if costs[memory] < 0 and not away[memory]:
+                if ms * per >= least:
+                    continue
                 _find_cost(tables, state, memory)
-            ms = copy[memory] if away[memory] else costs[memory]
-            value = state.worth[memory] * ms / (size[memory] * max(uses[memory] - now, 1e-3) ** state.power)
+                ms = costs[memory]
+            value = ms * per
         if value < least:
             least, found = value, memory
     return found
 
 
-@part
+@borrowing_part
 def _fit(tables: Tables, state: _State, step: int, other: int, call: int) -> bool:
     """Let arrays go until there is room for so many other bytes, and say whether there is."""
     over = other + state.held[0] - state.room
@@ -359,22 +386,24 @@ def _fit(tables: Tables, state: _State, step: int, other: int, call: int) -> boo
     return over <= 0
 
 
-@part
+@borrowing_part
 def _run(tables: Tables, state: _State, step: int, other: int, call: int, ms: float) -> bool:
     """Let so many ms go by, with room for so many other bytes, and say whether there is."""
     fits = other + state.held[0] <= state.room or _fit(tables, state, step, other, call)
     at = state.counts[0]
-    there, needed, last, used = state.there, state.needed, state.last, state.used
-    for memory in range(there.size):
-        if there[memory] and (needed[memory] or last[memory] >= call):
-            used[memory] = at
+    for row in range(tables.needed_of[step], tables.needed_of[step + 1]):
+        state.used[tables.needed[row]] = at
+    for row in range(state.counts[2]):
+        memory = state.read[row]
+        if memory < state.there.size and state.last[memory] >= call:
+            state.used[memory] = at
     state.load[at], state.begin[at] = other + state.held[0], state.ms[1]
     state.counts[0] += 1
     state.ms[1] += ms
     return fits
 
 
-@part
+@borrowing_part
 def _fetch(tables: Tables, state: _State, memory: int, step: int, other: int, call: int) -> None:
     """Have one that is evicted back by the next event, beside so many other bytes and what is pinned."""
     if not state.away[memory] or state.there[memory]:
@@ -417,7 +446,7 @@ def waits(events: Ints, sizes: Ints, copy: Floats, begin: Floats, load: Ints, ro
     return waited
 
 
-@part
+@borrowing_part
 def _targets(tables: Tables, state: _State, gone: Bools, step: int) -> int:
     """Put the calls that make what a step needs, and is gone, down as `waiting`, and say how many."""
     count = 0
@@ -428,17 +457,18 @@ def _targets(tables: Tables, state: _State, gone: Bools, step: int) -> int:
     return count
 
 
-@part
+@borrowing_part
 def _find_round(tables: Tables, state: _State, gone: Bools, step: int) -> int:
     """Find the calls of the round before a step, where these are gone, and mark them; how many there are."""
     count = _targets(tables, state, gone, step)
     return _find_runs(tables.take, tables.take_of, gone, state.runs, state.found, state.waiting, count)
 
 
-@part
-def _spare(tables: Tables, state: _State, step: int, ms: float, order: Ints, gone: Bools, spared: Floats) -> None:
+@borrowing_part
+def _spare(tables: Tables, state: _State, step: int, ms: float, count: int, gone: Bools, spared: Floats) -> None:
     """Of what a round's calls make, and could be evicted, add by how many ms less would run."""
-    for call in order:
+    for each in range(count):
+        call = state.order[each]
         for at in range(tables.final_of[call], tables.final_of[call + 1]):
             memory = tables.final[at]
             if gone[memory] and tables.late[memory]:
@@ -449,11 +479,12 @@ def _spare(tables: Tables, state: _State, step: int, ms: float, order: Ints, gon
                 gone[memory] = True
 
 
-@part
-def _want(tables: Tables, state: _State, step: int, call: int, order: Ints, gone: Bools, short: Bools) -> None:
+@borrowing_part
+def _want(tables: Tables, state: _State, step: int, call: int, count: int, gone: Bools, short: Bools) -> None:
     """Of what could be evicted so that a call would not run in a round, want the smallest."""
     least = NONE
-    for other in order:
+    for each in range(count):
+        other = state.order[each]
         for at in range(tables.final_of[other], tables.final_of[other + 1]):
             memory = tables.final[at]
             if gone[memory] and tables.late[memory] and (least == NONE or tables.size[memory] < tables.size[least]):
@@ -467,27 +498,44 @@ def _want(tables: Tables, state: _State, step: int, call: int, order: Ints, gone
         short[least] = True
 
 
-@part
+@borrowing_part
 def _row_source(take: Ints, gone: Bools, at: int) -> int:
     """The memory from which a row of `take` is taken in a round, or which is made for it."""
     source = _source(take, gone, at)
     return take[at, 0] if source == NONE else source
 
 
-@part
-def _find_last(tables: Tables, state: _State, order: Ints, gone: Bools, first: Ints) -> None:
-    """Note by which calls of a round each memory is read last, and `first`, which counts from 1."""
-    for call in order:
+@borrowing_part
+def _find_last(tables: Tables, state: _State, count: int, gone: Bools) -> None:
+    """Note by which calls of a round, so many in their order, each memory is read first and last."""
+    for each in range(count):
+        call = state.order[each]
         for at in range(tables.take_of[call], tables.take_of[call + 1]):
             source = _row_source(tables.take, gone, at)
-            first[source] = first[source] or call + 1
+            if not state.first[source]:
+                state.first[source] = call + 1
+                state.read[state.counts[2]] = source
+                state.counts[2] += 1
             state.last[source] = call
 
 
-@part
-def _hold(tables: Tables, state: _State, call: int, uses: Floats, gone: Bools, made: Bools, held: Ints) -> int:
-    """Have what a call of a round makes; what is not to stay is `held`: by how many bytes more that is."""
-    more = 0
+@borrowing_part
+def _forget_round(tables: Tables, state: _State, count: int) -> None:
+    """A round of so many calls is over."""
+    for at in range(state.counts[2]):
+        state.first[state.read[at]], state.last[state.read[at]] = 0, NONE
+    state.counts[2] = 0
+    for each in range(count):
+        call = state.order[each]
+        state.ran[tables.unit[call]] = False
+        for at in range(tables.write_of[call], tables.write_of[call + 1]):
+            state.beside[tables.write[at, 0]] = 0
+
+
+@borrowing_part
+def _hold(tables: Tables, state: _State, call: int, uses: Floats, gone: Bools, made: Bools) -> int:
+    """Have what a call of a round makes; by how many bytes more there are of what is not to stay."""
+    more, held = 0, state.beside
     if tables.in_place[call]:
         for at in range(tables.take_of[call], tables.take_of[call + 1]):
             source = tables.take[at, 0]
@@ -512,10 +560,10 @@ def _hold(tables: Tables, state: _State, call: int, uses: Floats, gone: Bools, m
     return more
 
 
-@part
-def _let_go(tables: Tables, state: _State, call: int, gone: Bools, held: Ints) -> int:
-    """What a call of a round is the last to use is not `held` any more: how many bytes that are."""
-    less = 0
+@borrowing_part
+def _let_go(tables: Tables, state: _State, call: int, gone: Bools) -> int:
+    """What is not to stay and a call of a round is the last to use is not there any more: how many bytes that are."""
+    less, held = 0, state.beside
     for at in range(tables.take_of[call], tables.take_of[call + 1]):
         source = _row_source(tables.take, gone, at)
         if state.last[source] <= call:
@@ -529,7 +577,7 @@ def _let_go(tables: Tables, state: _State, call: int, gone: Bools, held: Ints) -
     return less
 
 
-@part
+@borrowing_part
 def _round(tables: Tables, state: _State, step: int, spared: Floats, short: Bools, gone: Bools, made: Bools) -> None:
     """Make what a step needs and is gone, and say what is `gone` before, and what is `made` and stays.
 
@@ -539,56 +587,60 @@ def _round(tables: Tables, state: _State, step: int, spared: Floats, short: Bool
         gone[memory], made[memory] = state.gone[memory], False
     total = _find_round(tables, state, gone, step)
     ms = _ms_of(tables.unit, tables.joined, tables.cost, state.found, total, state.units)
-    count, order = 0, np.empty(total, np.int64)
-    for call in range(state.runs.size):
-        if state.runs[call]:
-            order[count] = call
+    count, runs, low, high = 0, state.runs, state.runs.size, NONE
+    for at in range(total):
+        low, high = min(low, state.found[at]), max(high, state.found[at])
+    for call in range(low, high + 1):
+        if runs[call]:
+            state.order[count] = call
             count += 1
-    _unmark(state.runs, state.found, total)
+    _unmark(runs, state.found, total)
     state.ms[0] += ms
-    _spare(tables, state, step, ms, order, gone, spared)
-    first, held = np.zeros(tables.memories, np.int64), np.zeros(tables.memories, np.int64)
-    _find_last(tables, state, order, gone, first)
-    ran = np.zeros(tables.unit.size, np.bool_)
-    uses, other, fits = state.uses.copy(), tables.fixed[step] - tables.born[step], True
-    for call in order:
+    _spare(tables, state, step, ms, count, gone, spared)
+    _find_last(tables, state, count, gone)
+    other, fits = tables.fixed[step] - tables.born[step], True
+    for memory in range(gone.size):
+        state.after[memory] = state.uses[memory]
+    for each in range(count):
+        call = state.order[each]
         for at in range(tables.take_of[call], tables.take_of[call + 1]):
             source = _source(tables.take, gone, at)
-            if 0 <= source < gone.size and first[source] == call + 1:
+            if 0 <= source < gone.size and state.first[source] == call + 1:
                 _fetch(tables, state, source, step, other, call)
-        other += _hold(tables, state, call, uses, gone, made, held)
-        took = 0.0 if ran[tables.unit[call]] else tables.cost[call]
-        ran[tables.unit[call]] = True
+        other += _hold(tables, state, call, state.after, gone, made)
+        took = 0.0 if state.ran[tables.unit[call]] else tables.cost[call]
+        state.ran[tables.unit[call]] = True
         if not _run(tables, state, step, other + tables.scratch[call], call, took) and fits:
             fits = False
-            _want(tables, state, step, call, order, gone, short)
-        other -= _let_go(tables, state, call, gone, held)
+            _want(tables, state, step, call, count, gone, short)
+        other -= _let_go(tables, state, call, gone)
     for memory in range(gone.size):
         made[memory] = made[memory] and state.there[memory]
-    state.last[:] = NONE
+    _forget_round(tables, state, count)
 
 
-@part
+@borrowing_part
 def _take(tables: Tables, state: _State, step: int, spared: Floats, short: Bools, gone: Bools, made: Bools) -> bool:
     """The next step, in which what is gone may have to be made: whether it had to."""
     rounded, other, never = False, tables.fixed[step], tables.unit.size
-    needed = tables.needed[tables.needed_of[step] : tables.needed_of[step + 1]]
-    for memory in needed:
-        state.needed[memory] = True
+    rows = range(tables.needed_of[step], tables.needed_of[step + 1])
+    for row in rows:
+        state.needed[tables.needed[row]] = True
     if step >= tables.turn:
-        for memory in needed:
+        for row in rows:
+            memory = tables.needed[row]
             rounded = rounded or not (state.there[memory] or state.away[memory])
         if rounded:
             _round(tables, state, step, spared, short, gone, made)
-        for memory in needed:
-            _fetch(tables, state, memory, step, other, never)
+        for row in rows:
+            _fetch(tables, state, tables.needed[row], step, other, never)
     _run(tables, state, step, other, never, tables.clock[step + 1] - tables.clock[step])
-    for memory in needed:
-        state.needed[memory] = False
+    for row in rows:
+        state.needed[tables.needed[row]] = False
     return rounded
 
 
-@part
+@borrowing_part
 def _pass(tables: Tables, state: _State, step: int) -> None:
     """A step is over: what it needed is needed by later ones."""
     count = 0
@@ -599,7 +651,7 @@ def _pass(tables: Tables, state: _State, step: int) -> None:
     _renew(tables, state.gone, state.next, state.uses, state.wants, state.wanted, state.waiting, count)
 
 
-@kernel
+@borrowing_kernel
 def _walk(
     tables: Tables, state: _State, leaves: Ints, order: Ints, rounds: Bools, spared: Floats, short: Bools, gone: Bools,
     made: Bools,
@@ -624,9 +676,6 @@ def _walk(
         for at in range(tables.end_of[step], tables.end_of[step + 1]):
             _drop(tables, state, tables.end[at])
         _pass(tables, state, step)
-    events, back = state.counts[0], state.copies[: state.counts[1]]
-    sizes, copy = tables.size[back[:, 1]], tables.copy[back[:, 1]]
-    state.ms[0] += waits(back[:, 0], sizes, copy, state.begin[:events], state.load[:events], state.room, tables.turn)
 
 
 def walk(
@@ -653,11 +702,16 @@ def walk(
     there, gone, needed, before, made = (flags[at] for at in range(5))
     state = _State(
         there, gone, leaves >= 0, np.zeros(arrays, np.int64), np.full(arrays, -1.0),
-        np.zeros((arrays, arrays), np.bool_), np.empty(most, np.int64), np.empty(most),
-        np.empty((2 * backward * arrays + 1, 2), np.int64), np.full(tables.memories, NONE, np.int64), needed,
-        np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2), following, uses, np.full(calls, np.inf),
+        np.zeros((arrays, arrays // BITS + 1), np.int64), np.empty(most, np.int64), np.empty(most),
+        np.empty((2 * backward * arrays + 1, 2), np.int64), np.zeros(tables.memories, np.int64),
+        np.full(tables.memories, NONE, np.int64), np.empty(tables.memories, np.int64), needed, np.zeros(3, np.int64),
+        np.zeros(2, np.int64), np.zeros(2), following, np.empty(arrays), uses, np.full(calls, np.inf),
         np.empty(rows, np.int64), np.zeros(calls, np.bool_), np.empty(calls, np.int64),
-        np.empty(4 * rows + len(tables.read) + 1, np.int64), np.zeros(calls), power, worth, room,
+        np.empty(4 * rows + len(tables.read) + 1, np.int64), np.zeros(calls), np.zeros(calls, np.bool_),
+        np.empty(calls, np.int64), np.zeros(tables.memories, np.int64), power, worth, room,
     )  # fmt: skip
     _walk(tables, state, leaves, np.argsort(leaves, kind="stable"), rounds, spared, short, before, made)
-    return float(state.ms[0]), int(state.held[1])
+    begin, load = state.begin[: state.counts[0]], state.load[: state.counts[0]]
+    events, back = state.copies[: state.counts[1]].T.copy()
+    waited = waits(events, tables.size[back], tables.copy[back], begin, load, room, tables.turn)
+    return float(state.ms[0] + waited), int(state.held[1])
