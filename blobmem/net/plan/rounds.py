@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 POWERS = (0.5, 1.0)
 """Of the time until an array is needed next, by which its bytes count as freed: walks that are compared at first."""
 
-WALKS, FOR_EACH, IDLE = 1000, 8, 300
-"""How many other walks a search tries, fewer where these are so many for each kind of array, or that many that are no
-better than the best follow one another."""
+WALKS, FOR_EACH, TURNS = 2000, 16, 8
+"""How many other walks each search tries, fewer where these are so many for each kind of array; and in how many turns,
+after each of which they go on from the `KEPT` that are best of all, and which end with one that finds no better."""
+
+KEPT = 2
 
 REVALUED = (0.0, 0.3, 0.5, 0.6)
-"""Of searches that are compared, which part of their walks differs by what arrays are worth."""
+"""Of searches that run beside each other, which part of their walks differs by what arrays are worth."""
 
 WARM = 0.005
 """About which part of its time longer a walk may take at first, and be gone on from."""
@@ -81,24 +83,30 @@ def walked(whole: Pass, room: int, near: Setting | None = None, walks: int = WAL
     Evicted is what there is no room to make, and what spares time; it is searched for by so many walks each from what
     is `near`, if that is given.
     """
-    numbered = _Numbered(whole)
+    search = _Search(_Numbered(whole), room)
     settings = [Setting(power=power) for power in POWERS] if near is None else [near]
-    searches = [_Search(numbered, room, each) for each in settings]
-    walks = min(walks, FOR_EACH * len(whole.alike))
+    best, count = [search.first(each) for each in settings], len(REVALUED)
+    walks = min(walks, FOR_EACH * len(whole.alike)) // TURNS
 
     def improved(seed: int) -> _Found:
-        return searches[seed % len(searches)].improved(walks, REVALUED[seed], seed)
+        return search.improved(best[seed % len(best)], walks, REVALUED[seed % count], seed)
 
-    with ThreadPoolExecutor(len(REVALUED)) as pool:
-        found = [*pool.map(improved, range(len(REVALUED)))]
-    least = {each.rank: each for each in reversed(found)}
-    return [searches[0].walked(least[rank]) for rank in sorted(least)]
+    with ThreadPoolExecutor(count) as pool:
+        for turn in range(TURNS):
+            least = min(each.rank for each in best)
+            found = [*best, *pool.map(improved, range(turn * count, (turn + 1) * count))]
+            ranked = {each.rank: each for each in reversed(found)}
+            found = [ranked[rank] for rank in sorted(ranked)]
+            best = found[:KEPT]
+            if best[0].rank == least:
+                break
+    return [search.walked(each) for each in found]
 
 
 def glance(whole: Pass, room: int) -> tuple[int, float]:
     """How many bytes too much the first walks need, and the ms of the pass by them, if not too much."""
-    numbered = _Numbered(whole)
-    over, ms = min(_Search(numbered, room, Setting(power=power)).best.rank for power in POWERS)
+    search = _Search(_Numbered(whole), room)
+    over, ms = min(search.first(Setting(power=power)).rank for power in POWERS)
     return over, whole.clock[-1] + ms
 
 
@@ -237,34 +245,31 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """Walks, each by something else than one before.
+    """Walks, each by something else than one before."""
 
-    Attributes:
-        best: the first in which nothing that has to be evicted is not.
-    """
-
-    def __init__(self, numbered: _Numbered, room: int, setting: Setting) -> None:
+    def __init__(self, numbered: _Numbered, room: int) -> None:
         self._numbered, self._whole, self._room = numbered, numbered.whole, room
-        self.best = self._walk(setting)
-        while True:
-            short = {self._whole.kind[numbered.arrays[at]] for at in np.flatnonzero(self.best.short)}
-            if short <= self.best.setting.away:
-                break
-            setting = self.best.setting
-            self.best = self._walk(setting._replace(away=setting.away | short))
 
-    def improved(self, walks: int, revalued: float, seed: int) -> _Found:
-        """The best of so many walks more, by draws from the seed: simulated annealing (Kirkpatrick, Gelatt and Vecchi,
-        Science 220, 1983), in which such a part of the steps is by what arrays are worth."""
-        draws, idle, best, here = random.Random(seed), 0, self.best, self.best
+    def first(self, setting: Setting) -> _Found:
+        """The walk by a setting, with evicted what has to be beside that."""
+        while True:
+            found = self._walk(setting)
+            short = {self._whole.kind[self._numbered.arrays[at]] for at in np.flatnonzero(found.short)}
+            if short <= setting.away:
+                return found
+            setting = setting._replace(away=setting.away | short)
+
+    def improved(self, best: _Found, walks: int, revalued: float, seed: int) -> _Found:
+        """The best of so many walks more than one, by draws from the seed: simulated annealing (Kirkpatrick, Gelatt and
+        Vecchi, Science 220, 1983), in which such a part of the steps is by what arrays are worth."""
+        draws, here = random.Random(seed), best
         for at in range(walks):
-            if best.ms == 0 or idle == IDLE:
+            if best.ms == 0:
                 break
             setting = self._revalued(draws, here) if draws.random() < revalued else self._changed(draws, here)
             if setting == here.setting:
                 continue
             found, warm = self._walk(setting), WARM * best.ms * (1 - at / walks)
-            idle = 0 if found.rank < best.rank else idle + 1
             best = min(best, found, key=lambda each: each.rank)
             if found.rank <= (here.over, here.ms + warm * draws.expovariate(1.0)):
                 here = found
