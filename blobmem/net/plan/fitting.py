@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -41,12 +42,15 @@ LINGERING = (1.0, 0.95, 0.9)
 """How much of it they may take that stay until they have left: the most with which all find a place."""
 
 
-def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None = None) -> list[Made]:
+def fitting(
+    net: Net, made: Made, good: float, slices: Sequence[Division] | None = None, most_ms: float = math.inf
+) -> list[Made]:
     """The calls, drafted; by others, if they need more than the device may hold.
 
     Of all ways that fit, those that are reckoned to take least time for what they do beside the usual calls, the best
     first; or with `slices` of the batch, of those in which a run of layers takes these, up to the first that takes no
-    more than `good` ms. Raises OutOfDeviceMemory, naming the least that would do, if none does.
+    more than `good` ms. What seems to take much longer than `most_ms` is not laid out. Raises OutOfDeviceMemory, naming
+    the least that would do, if none does.
     """
     if made.drawn is None:
         made.drawn = draft(net, made.schedules, made.kept)
@@ -63,6 +67,7 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
     tight = int((net.spread or (1.0 if slices is None else EARLY)) * room)
     tight -= tight // GAPS if len(usual.places.lives.arena) >= MANY_LIVES else 0
     search = Divisions(net, tight if net.spread else room, good)
+    search.best = most_ms
     for way in ways(net, tight, times, lambda: search.best) if slices is None else search.ways(slices):
         if not isinstance(way, Way):
             if best and best[0].ms <= way * usual_ms:
@@ -70,13 +75,13 @@ def fitting(net: Net, made: Made, good: float, slices: Sequence[Division] | None
             continue
         if lowest(way.found, way.load) > max(room, smallest.places.layout.nbytes):
             continue  # neither fits nor needs less than others
-        if best and least_ms(way.made.places, times) >= best[0].ms:
+        if least_ms(way.made.places, times) >= search.best:
             continue  # no copies make that less
         for fitted in _evicted(net, way, (tight, room), times):
             if max(fitted.places.layout.nbytes, others) <= room:
                 fitted.ms = reckon(fitted.places, times).ms
                 best = sorted([*best, fitted], key=attrgetter("ms"))[: NEXT if net._evicted else 1]
-                search.best = best[0].ms
+                search.best = min(most_ms, best[0].ms)
                 break
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
     if best:

@@ -190,7 +190,7 @@ class _Search:
             self._best = min([self._best, *(_staying(net, each, good) for each in near)], key=self._rank)
         if self._slices and self._is_slow and not (self._is_found and (self._exact or self._many)):
             states = ((), *(self._levels if self._much else self._levels[1::2]))
-            self._best = min([self._best, *_abreast(net, self._made, states, good, not self._is_found)], key=_rank)
+            self._best = min([self._best, *_abreast(net, self._made, states, good, self._best)], key=_rank)
         return self._best
 
     @property
@@ -270,10 +270,10 @@ def _staying(net: Net, found: Made, good: float) -> Made:
 
 
 def _abreast(
-    net: Net, made: Made, levels: Sequence[Sequence[_Candidate]], good: float, least: bool
+    net: Net, made: Made, levels: Sequence[Sequence[_Candidate]], good: float, best: Made | OutOfDeviceMemory
 ) -> list[Made | OutOfDeviceMemory]:
-    """`_fits` with a run of layers in slices abreast, and those levels of state evicted with which it seems best; if
-    none fits, and the `least` is asked for, as it needs least too."""
+    """`_fits` with a run of layers in slices abreast, and those levels of state evicted with which it seems best, where
+    they may be better than the `best` so far; if none fits, and that does not, as it needs least too."""
     seen, room, times = list[tuple[int, float, int]](), room_of(net, made), Times(net.device)
     for at, level in enumerate(levels):
         trial = _take_abreast(net, level, ALL, room + sum(each.size for each in level))
@@ -286,8 +286,9 @@ def _abreast(
     for at in [at for over, ms, at in seen[:ABREAST] if (over, ms) <= (seen[0][0], NEARLY * seen[0][1])]:
         trial = _take_abreast(net, levels[at], ALL, room + sum(each.size for each in levels[at]))
         assert trial is not None  # as before
-        result.append(_fits(net, trial, good))
-    if least and not any(isinstance(each, Made) for each in result):
+        most_ms = min((each.ms for each in (best, *result) if isinstance(each, Made)), default=math.inf)
+        result.append(_fits(net, trial, good, most_ms=most_ms))
+    if not any(isinstance(each, Made) for each in (best, *result)):
         trial = _take_abreast(net, levels[-1], 0.0, 0)  # spread updates need more
         if trial is not None:
             result.append(_fits(net, trial, good))
@@ -331,12 +332,12 @@ def _fewer(number: int, spread: float) -> list[int]:
 
 
 def _fits(
-    net: Net, made: Made, good: float = 0.0, slices: Sequence[Division] | None = None
+    net: Net, made: Made, good: float = 0.0, slices: Sequence[Division] | None = None, most_ms: float = math.inf
 ) -> Made | OutOfDeviceMemory:
     """`fitting` of the calls, what it brings in time, or what it raises: without the frames, which would keep arrays,
     and these their bytes."""
     try:
-        found = fitting(net, made, good, slices)
+        found = fitting(net, made, good, slices, most_ms)
     except OutOfDeviceMemory as error:
         return error.with_traceback(None)
     for each in found:
