@@ -578,6 +578,19 @@ def _let_go(tables: Tables, state: _State, call: int, gone: Bools) -> int:
 
 
 @borrowing_part
+def _put_in_order(state: _State, total: int) -> int:
+    """Note the calls that are found, so many, and marked, in the `order` in which they run; how many there are."""
+    count, low, high = 0, state.runs.size, NONE
+    for at in range(total):
+        low, high = min(low, state.found[at]), max(high, state.found[at])
+    for call in range(low, high + 1):
+        if state.runs[call]:
+            state.order[count] = call
+            count += 1
+    return count
+
+
+@borrowing_part
 def _round(tables: Tables, state: _State, step: int, spared: Floats, short: Bools, gone: Bools, made: Bools) -> None:
     """Make what a step needs and is gone, and say what is `gone` before, and what is `made` and stays.
 
@@ -587,14 +600,8 @@ def _round(tables: Tables, state: _State, step: int, spared: Floats, short: Bool
         gone[memory], made[memory] = state.gone[memory], False
     total = _find_round(tables, state, gone, step)
     ms = _ms_of(tables.unit, tables.joined, tables.cost, state.found, total, state.units)
-    count, runs, low, high = 0, state.runs, state.runs.size, NONE
-    for at in range(total):
-        low, high = min(low, state.found[at]), max(high, state.found[at])
-    for call in range(low, high + 1):
-        if runs[call]:
-            state.order[count] = call
-            count += 1
-    _unmark(runs, state.found, total)
+    count = _put_in_order(state, total)
+    _unmark(state.runs, state.found, total)
     state.ms[0] += ms
     _spare(tables, state, step, ms, count, gone, spared)
     _find_last(tables, state, count, gone)

@@ -9,6 +9,7 @@ from blobmem.net.plan import times
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Pass
 from blobmem.net.plan.evict import loads
+from blobmem.net.plan.fitting import fitting
 from blobmem.net.plan.rounds import walked
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.ways import again_in, way_with
@@ -79,6 +80,19 @@ def test_copies_back_take_no_time_where_they_have_it_beside_calls(monkeypatch):
     assert found.away and not found.rounds and found.ms == 0.0
     monkeypatch.setattr(times, "LINK", rate / 20)
     assert not walked(every, room)[0].away
+
+
+def test_what_takes_longer_than_another_plan_is_not_laid_out(monkeypatch):
+    """Though it would fit."""
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        built(1).compiled()
+    net = built(caught.value.requested)
+    net.compiled()
+    ms = fitting(net, net._made(streams=1), 0.0)[0].ms
+    assert fitting(net, net._made(streams=1), 0.0, most_ms=1.01 * ms)[0].ms == ms
+    monkeypatch.setattr("blobmem.net.plan.fitting._evicted", None)
+    with pytest.raises(OutOfDeviceMemory):
+        fitting(net, net._made(streams=1), 0.0, most_ms=ms / 2)
 
 
 def test_the_same_bits_at_the_least():
