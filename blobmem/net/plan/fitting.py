@@ -81,7 +81,7 @@ def fitting(
             if max(fitted.places.layout.nbytes, others) <= room:
                 fitted.ms = reckon(fitted.places, times).ms
                 best = sorted([*best, fitted], key=attrgetter("ms"))[: NEXT if net._evicted else 1]
-                search.best = min(most_ms, best[0].ms)
+                search.best = min(search.best, fitted.ms)
                 break
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
     if best:

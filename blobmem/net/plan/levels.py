@@ -281,14 +281,14 @@ def _abreast(
             trial.drawn = draft(net, trial.schedules, trial.kept)
             over, ms = glance(net, room_of(net, trial), times)
             seen.append((over, ms + PART * sum(each.ms for each in level), at))
-    result = list[Made | OutOfDeviceMemory]()
+    result, most_ms = list[Made | OutOfDeviceMemory](), getattr(best, "ms", math.inf)
     seen.sort()
     for at in [at for over, ms, at in seen[:ABREAST] if (over, ms) <= (seen[0][0], NEARLY * seen[0][1])]:
         trial = _take_abreast(net, levels[at], ALL, room + sum(each.size for each in levels[at]))
         assert trial is not None  # as before
-        most_ms = min((each.ms for each in (best, *result) if isinstance(each, Made)), default=math.inf)
         result.append(_fits(net, trial, good, most_ms=most_ms))
-    if not any(isinstance(each, Made) for each in (best, *result)):
+        most_ms = min(most_ms, getattr(result[-1], "ms", math.inf))
+    if most_ms == math.inf:
         trial = _take_abreast(net, levels[-1], 0.0, 0)  # spread updates need more
         if trial is not None:
             result.append(_fits(net, trial, good))

@@ -533,7 +533,7 @@ def _forget_round(tables: Tables, state: _State, count: int) -> None:
 
 
 @borrowing_part
-def _hold(tables: Tables, state: _State, call: int, uses: Floats, gone: Bools, made: Bools) -> int:
+def _hold(tables: Tables, state: _State, call: int, gone: Bools, made: Bools) -> int:
     """Have what a call of a round makes; by how many bytes more there are of what is not to stay."""
     more, held = 0, state.beside
     if tables.in_place[call]:
@@ -550,7 +550,7 @@ def _hold(tables: Tables, state: _State, call: int, uses: Floats, gone: Bools, m
             held[memory] = tables.write[at, 1]
     for at in range(tables.final_of[call], tables.final_of[call + 1]):
         memory = tables.final[at]
-        if gone[memory] and (uses[memory] < np.inf or state.last[memory] > call):
+        if gone[memory] and (state.after[memory] < np.inf or state.last[memory] > call):
             more -= held[memory]
             held[memory] = 0
             _have(tables, state, memory)
@@ -614,7 +614,7 @@ def _round(tables: Tables, state: _State, step: int, spared: Floats, short: Bool
             source = _source(tables.take, gone, at)
             if 0 <= source < gone.size and state.first[source] == call + 1:
                 _fetch(tables, state, source, step, other, call)
-        other += _hold(tables, state, call, state.after, gone, made)
+        other += _hold(tables, state, call, gone, made)
         took = 0.0 if state.ran[tables.unit[call]] else tables.cost[call]
         state.ran[tables.unit[call]] = True
         if not _run(tables, state, step, other + tables.scratch[call], call, took) and fits:
