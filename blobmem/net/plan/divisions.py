@@ -245,7 +245,7 @@ def runs_abreast(net: Net, room: int) -> list[Abreast]:
 
 def _slicer(net: Net, made: Made) -> Slicer:
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
-    return Slicer(made.forward, made.backward, made.remade, free, ops, bool(net._images_last))
+    return Slicer(made.forward, made.backward, made.remade, free, ops, Times(net.device), bool(net._images_last))
 
 
 def longer(net: Net, layers: tuple[int, int]) -> list[tuple[int, int]]:

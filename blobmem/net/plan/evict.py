@@ -29,8 +29,9 @@ from blobmem.memory.reordered import Form
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.liveness import Use
 from blobmem.net.plan.places import Draft
-from blobmem.net.plan.times import COPIES, Times
+from blobmem.net.plan.times import COPIES, Reckoned, Times, reckon
 from blobmem.net.plan.uses import Remade, Uses, moved
+from blobmem.net.schedule import Unit
 from blobmem.ops.call import Call, Operand, call, like, overwrite, placed, read
 
 SLACK = 0.3
@@ -205,7 +206,7 @@ def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Ti
     Copies follow one another at the link's speed; what is needed first has the room.
     """
     load, steps, first = loads_without(chosen, load), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
-    begins = np.cumsum([0.0, *(times.ms(step.calls[-1]) for step in steps)])
+    begins = _begins(steps, reckon(drawn, times, bytes_free=True))
     latest, result, least = dict[Candidate, float](), dict[Candidate, int](), math.inf
     for each in sorted(chosen, key=lambda each: -each.back):
         latest[each] = least = min(least, float(begins[each.back]) - SLACK) - times.copy_ms(each.size)
@@ -222,8 +223,8 @@ def lingering(drawn: Draft, times: Times, room: int) -> Draft:
     """The same, with arrays that leave in their places until that is reckoned to be done, where there is room for them
     that long: whatever has their bytes next need not wait."""
     load, steps, turn = loads(drawn), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
-    ms = [0.0 if step.calls[-1].op in COPIES else times.ms(step.calls[-1]) for step in steps]
-    begins, done, until = np.cumsum([0.0, *ms]), 0.0, [*range(len(steps))]
+    clock, until = reckon(drawn, times, bytes_free=True), [*range(len(steps))]
+    begins = _begins(steps, clock)
     last = {life.key: life.last for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
     for at, step in enumerate(steps):
         if step.calls[-1].op != "evict":
@@ -231,12 +232,18 @@ def lingering(drawn: Draft, times: Times, room: int) -> Draft:
         stop = turn if at < turn else len(steps)
         operand = step.calls[-1].operand(0)
         size = round_up(operand.nbytes, ALIGNMENT)
-        done = max(done, float(begins[at])) + times.copy_ms(operand.nbytes)
+        done = clock.end[at] + SLACK
         until[at] = last[Use.place(operand)]
-        while until[at] + 1 < stop and begins[until[at] + 1] < done + SLACK and load[until[at] + 1] + size <= room:
+        while until[at] + 1 < stop and begins[until[at] + 1] < done and load[until[at] + 1] + size <= room:
             until[at] += 1
             load[until[at]] += size
     return drawn.lasting(until)
+
+
+def _begins(steps: Sequence[Unit], clock: Reckoned) -> np.ndarray:
+    """When what is in each of these places may begin: of copies, the last call before them."""
+    copies = [step.calls[-1].op in COPIES for step in steps]
+    return np.maximum.accumulate(np.where(copies, 0.0, clock.begin))
 
 
 def travelling(chosen: Sequence[Candidate]) -> int:

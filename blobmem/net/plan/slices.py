@@ -25,14 +25,14 @@ from blobmem.net.fusion import UPDATES
 from blobmem.net.layouts import channels_last
 from blobmem.net.plan import parts
 from blobmem.net.plan.parts import Divider, Paused, divides, is_of, turned_of
-from blobmem.net.plan.times import COPIES
+from blobmem.net.plan.times import COPIES, Times
 from blobmem.net.plan.uses import Remade, moved
 from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, begins_sum, call, like, memories, overwrite, read, redirected
 
 _SMALL = 1 / 8
-"""Of the largest array within a run, what another may have that backward reads, to be kept whole instead of made anew:
-the mask of a pool saves making all that is before it."""
+"""Of the largest array within a run, what another may have that backward reads, to be kept whole instead of made anew,
+if that saves calls: the mask of a pool may save making all that is before it."""
 
 _EACH = frozenset({
     "relu_backward", "sigmoid_backward", "tanh_backward", "elu_backward", "power_backward", "exp_backward",
@@ -184,6 +184,7 @@ class Slicer:
         remade: what of backward other calls fill.
         free: memories that nobody reads but these calls.
         ops: those of the device.
+        times: of calls.
         images_last: they will run with images channels last.
     """
 
@@ -194,10 +195,11 @@ class Slicer:
         remade: Sequence[Remade],
         free: Set[SyncedMemory],
         ops: Container[str],
+        times: Times,
         images_last: bool,
     ) -> None:
         self._forward, self._backward, self._remade = forward, backward, remade
-        self._free, self._ops = free, ops
+        self._free, self._ops, self._times = free, ops, times
         last = [*channels_last(forward), *channels_last(backward)] if images_last else []
         self._images_last = images_last
         self._turned = turned_of(last)
@@ -375,11 +377,21 @@ class Run:
         return Sliced(forward, backward, remade, (0, 0), self._count, self._kept, nbytes, pieces, never)
 
     def _whole(self, written: dict[SyncedMemory, int], inner: Set[SyncedMemory]) -> set[SyncedMemory]:
-        """Of what lives only in the run, what is small enough to be kept for backward as a whole."""
-        read_back = self._back.read()
+        """Of what lives only in the run, what is small enough to be kept for backward as a whole, and takes longer to
+        be made anew, beside what is anyway, than to be copied."""
+        times, read_back = self._of._times, self._back.read()
         limit = _SMALL * max((written[memory] for memory in inner), default=0)
         small = {memory for memory in inner & read_back if written[memory] <= limit}
-        return {memory for memory in small if written[memory] % (ALIGNMENT * self._count) == 0}
+        whole = {memory for memory in small if written[memory] % (ALIGNMENT * self._count) == 0}
+
+        def again_ms(whole: Set[SyncedMemory]) -> float:
+            return sum(map(times.ms, self._again(read_back & inner - whole, inner - whole) or ()))
+
+        for each in self._ahead.inside:
+            made = whole & {*each.written_memories()}
+            if made and again_ms(whole - made) - again_ms(whole) < times.copy_ms(sum(written[one] for one in made)):
+                whole -= made
+        return whole
 
     def _again(self, wanted: Set[SyncedMemory], absent: Set[SyncedMemory]) -> list[Call] | None:
         """The calls that make what is wanted anew; None if they would find other numbers in what they read."""

@@ -206,15 +206,15 @@ class Reckoned(NamedTuple):
     end: np.ndarray
 
 
-def reckon(drawn: Draft, times: Times) -> Reckoned:
+def reckon(drawn: Draft, times: Times, bytes_free: bool = False) -> Reckoned:
     """When what runs in a pass begins and ends, on one stream for calls and one each for copies out and in.
 
     Each stream is in order. A copy comes after the calls before it, a call after the copies that bring what it uses,
-    and what is the first in bytes that are being copied away after that copy. A copy is slower while those that were
-    queued before it the other way are under way.
+    and what is the first in bytes that are being copied away after that copy, unless `bytes_free`: as if others were
+    free. A copy is slower while those that were queued before it the other way are under way.
     """
     calls = [unit.calls[-1] for unit in chain.from_iterable(drawn.units)]
-    after = _copies_before(calls, drawn)
+    after = _copies_before(calls, None if bytes_free else drawn)
     begins, ends = np.zeros((2, len(calls)))
     computed, copied = 0.0, dict.fromkeys(COPIES, 0.0)
     for at, call in enumerate(calls):
@@ -247,8 +247,9 @@ def _copied(begin: float, ms: float, other: float) -> float:
     return begin + both + (ms - both * BOTH / LINK)
 
 
-def _copies_before(calls: Sequence[Call], drawn: Draft) -> Mapping[int, list[int]]:
-    """For calls, by position, the copies that each has to wait for, but for those that its stream has waited for."""
+def _copies_before(calls: Sequence[Call], drawn: Draft | None) -> Mapping[int, list[int]]:
+    """For calls, by position, the copies that each has to wait for, but for those that its stream has waited for; with
+    the places of a draft those out of these, too."""
     after: dict[int, list[int]] = defaultdict(list)
     coming: dict[SyncedMemory, int] = {}
     last: dict[tuple[int, int | None], int] = {}  # of where arrays are parked: the copy that is under way
@@ -263,7 +264,7 @@ def _copies_before(calls: Sequence[Call], drawn: Draft) -> Mapping[int, list[int
         elif coming:
             found = {coming.pop(operand.memory) for operand in call.present() if operand.memory in coming}
             after[at] += found
-    if last:
+    if last and drawn is not None:
         _add_overlaps(after, calls, drawn)
     return after
 
