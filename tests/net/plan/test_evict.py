@@ -21,9 +21,14 @@ from benchmarks.inputs import fill, solver_of
 from blobmem import SimulatedDevice, build_nets
 from blobmem.devices.queues import SimulatedStream
 from blobmem.errors import DeviceError, OutOfDeviceMemory
+from blobmem.memory.blob import Blob
 from blobmem.net import lanes, steps
 from blobmem.net.captured import Captured
 from blobmem.net.plan import arena, evict, fitting, times, ways
+from blobmem.net.plan.liveness import lifetimes
+from blobmem.net.plan.places import Draft
+from blobmem.net.schedule import Unit
+from blobmem.ops.call import call, overwrite, read
 from blobmem.proto.text import read_net
 from blobmem.solvers import updater_for
 from blobmem.solvers.update import Updater
@@ -303,6 +308,30 @@ def copies(net):
 
 
 @needs_compiler
+@pytest.mark.parametrize(("waits", "last"), [(False, 5), (True, 2)])
+def test_what_leaves_stays_while_it_is_under_way(monkeypatch, waits, last):
+    """By when calls run: with one that waits for a copy back in between, the next ones need its bytes later."""
+    monkeypatch.setattr(times.Times, "ms", lambda _, each: each.attributes["ms"])
+    device = SimulatedDevice()
+    a, b, back, *rest = (Blob((256,), device=device, name=name) for name in ("a", "b", "back", "c", "d", "e"))
+    calls = [
+        call("make", overwrite(a), ms=1.0),
+        call("evict", read(a), home=object(), ms=3.0),  # from 1 to 4
+        call("fetch", overwrite(back), home=object(), ms=10.0),
+        *(call("make", overwrite(each), ms=1.5) for each in (b, *rest)),
+    ]
+    calls.insert(3 if waits else 6, call("use", read(back), ms=1.0))
+    units = [Unit(at, at + 1, [each], 0, False) for at, each in enumerate(calls)]
+    drawn = Draft([units], {}, {}, lifetimes([[each] for each in calls]))
+
+    def last_of(drawn):
+        return next(life.last for life in drawn.lives.arena if life.key is a.data_view.memory)
+
+    assert last_of(drawn) == 1
+    assert last_of(evict.lingering(drawn, times.Times(device), 1 << 20)) == last
+    assert last_of(evict.lingering(drawn, times.Times(device), 2 * a.nbytes)) == 2, "there is no room for more"
+
+
 def test_calls_wait_once_for_several_copies(monkeypatch, nothing_anew):
     """As they are done a while before: a GPU idles at each wait."""
     text = DATA + "".join(conv(f"c{at}", f"c{at - 1}" if at else "data") for at in range(40)) + loss("c39")

@@ -18,7 +18,9 @@ from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.errors import OutOfDeviceMemory, SharedBlobError
 from blobmem.net import steps
 from blobmem.net.captured import Captured
-from blobmem.net.plan import levels
+from blobmem.net.plan import divisions, levels
+from blobmem.net.plan.again import Less
+from blobmem.net.plan.times import Times
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
@@ -296,6 +298,23 @@ def test_the_least_is_what_slices_and_their_ends_take():
     assert net.planned().nbytes == 2 * ends + scores // 16 + 2 * 4 * 4
     whole = built(words(), SimulatedDevice(least(words(), passes=())), passes=())
     assert whole.planned().nbytes == scores + ends
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_small_arrays_are_kept_whole_if_that_saves_more_than_their_copies_take(monkeypatch, copies):
+    """The mask of the first pool never is: what comes behind the pool wants its top, with which the mask is made."""
+    monkeypatch.setattr(Times, "copy_ms", lambda *_: 0.0 if copies else 1e9)
+    net = made(IMAGES.replace("dim: 8 dim: 8", "dim: 32 dim: 32"), SimulatedDevice(), "train")
+    net.compiled()
+    slicer = divisions._slicer(net, net._made(Less(), 1))
+    found = slicer.sliced(1, net.layer_names.index("y"), 4)
+    absent = {each.name for each in found.absent}
+    assert {"xa", "xb", "x"} <= absent
+    assert ("y/mask" in absent) == (not copies)
+    again = [each for each in found.backward if each.op == "max_pool_forward"]
+    assert [each.layer_name for each in again] == ["x"] * 4 if copies else ["x", "y"] * 4
+    monkeypatch.setattr(Times, "copy_ms", lambda *_: 1e-9)
+    assert "x/mask" in {each.name for each in slicer.sliced(1, net.layer_names.index("y"), 4).absent}
 
 
 def test_the_fewest_slices_that_do():

@@ -62,6 +62,8 @@ def test_copies_run_beside_calls_and_whoever_uses_the_bytes_waits():
     ]
     places = [(a, 0, 1, 0), (b, 2, 2, KIB), (c, 3, 5, 0), (back, 4, 6, KIB)]
     assert reckoned(calls, places) == [0, 1, 1, 5, 6, 6, 8]
+    found = reckon(draft_of(calls, places), Told(SimulatedDevice()), bytes_free=True)
+    assert found.begin.tolist() == [0, 1, 1, 2, 5, 3, 7], "as if all bytes were free, but for what was copied away"
 
 
 def test_a_copy_back_waits_for_the_copy_away_of_its_bytes_and_of_what_was_there():
