@@ -12,6 +12,7 @@ the same to rounding, not to the bit; the same slices give the same bits each ti
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
 from itertools import chain
 from typing import NamedTuple
@@ -385,12 +386,15 @@ class Run:
         whole = {memory for memory in small if written[memory] % (ALIGNMENT * self._count) == 0}
 
         def again_ms(whole: Set[SyncedMemory]) -> float:
-            return sum(map(times.ms, self._again(read_back & inner - whole, inner - whole) or ()))
+            again = self._again(read_back & inner - whole, inner - whole)
+            return math.inf if again is None else sum(map(times.ms, again))
 
+        ms = again_ms(whole)
         for each in self._ahead.inside:
             made = whole & {*each.written_memories()}
-            if made and again_ms(whole - made) - again_ms(whole) < times.copy_ms(sum(written[one] for one in made)):
-                whole -= made
+            more = again_ms(whole - made) if made else math.inf
+            if more - ms < times.copy_ms(sum(written[memory] for memory in made)):
+                whole, ms = whole - made, more
         return whole
 
     def _again(self, wanted: Set[SyncedMemory], absent: Set[SyncedMemory]) -> list[Call] | None:

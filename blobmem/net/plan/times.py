@@ -210,8 +210,8 @@ def reckon(drawn: Draft, times: Times, bytes_free: bool = False) -> Reckoned:
     """When what runs in a pass begins and ends, on one stream for calls and one each for copies out and in.
 
     Each stream is in order. A copy comes after the calls before it, a call after the copies that bring what it uses,
-    and what is the first in bytes that are being copied away after that copy, unless `bytes_free`: as if others were
-    free. A copy is slower while those that were queued before it the other way are under way.
+    and what is the first in bytes that are being copied away after that copy, but not if `bytes_free`: as if there were
+    others. A copy is slower while those that were queued before it the other way are under way.
     """
     calls = [unit.calls[-1] for unit in chain.from_iterable(drawn.units)]
     after = _copies_before(calls, None if bytes_free else drawn)
@@ -249,7 +249,7 @@ def _copied(begin: float, ms: float, other: float) -> float:
 
 def _copies_before(calls: Sequence[Call], drawn: Draft | None) -> Mapping[int, list[int]]:
     """For calls, by position, the copies that each has to wait for, but for those that its stream has waited for; with
-    the places of a draft those out of these, too."""
+    a draft, those out of its places too."""
     after: dict[int, list[int]] = defaultdict(list)
     coming: dict[SyncedMemory, int] = {}
     last: dict[tuple[int, int | None], int] = {}  # of where arrays are parked: the copy that is under way
