@@ -219,12 +219,11 @@ def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Ti
     return result
 
 
-def lingering(drawn: Draft, times: Times, room: int) -> Draft:
-    """The same, with arrays that leave in their places until that is reckoned to be done, where there is room for them
-    that long: whatever has their bytes next need not wait."""
+def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
+    """The same, with arrays that leave in their places until that is done by the clock (`reckon`, as if bytes were
+    free), where there is room for them that long: whatever has their bytes next need not wait."""
     load, steps, turn = loads(drawn), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
-    clock, until = reckon(drawn, times, bytes_free=True), [*range(len(steps))]
-    begins = _begins(steps, clock)
+    begins, until = _begins(steps, clock), [*range(len(steps))]
     last = {life.key: life.last for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
     for at, step in enumerate(steps):
         if step.calls[-1].op != "evict":

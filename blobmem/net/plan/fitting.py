@@ -226,7 +226,8 @@ def _without(net: Net, way: Way, chosen: Sequence[Candidate], times: Times, enou
     drawn = draft(net, schedules, made.kept)
     drawn.enough = enough
     if room:
-        longer = (lingering(drawn, times, int(part * room)) for part in LINGERING)
+        clock = reckon(drawn, times, bytes_free=True)
+        longer = (lingering(drawn, clock, int(part * room)) for part in LINGERING)
         drawn = next((each for each in longer if each.layout.nbytes <= enough), drawn)
     return dataclasses.replace(
         made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,

@@ -393,7 +393,7 @@ def _with_state_sooner(
     schedules = net._scheduled(forward, backward, made.passing)
     drawn = draft(net, schedules, made.kept)
     drawn.enough = room
-    for each in (lingering(drawn, times, tight), drawn):
+    for each in (lingering(drawn, reckon(drawn, times, bytes_free=True), tight), drawn):
         if each.layout.nbytes <= room:
             remade, ms = moved(made.remade, position), reckon(each, times).ms
             return dataclasses.replace(

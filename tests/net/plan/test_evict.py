@@ -307,7 +307,6 @@ def copies(net):
     return [sum(call.op == op for one in net.compiled() for call in one.calls) for op in ("evict", "fetch")]
 
 
-@needs_compiler
 @pytest.mark.parametrize(("waits", "last"), [(False, 5), (True, 2)])
 def test_what_leaves_stays_while_it_is_under_way(monkeypatch, waits, last):
     """By when calls run: with one that waits for a copy back in between, the next ones need its bytes later."""
@@ -327,11 +326,13 @@ def test_what_leaves_stays_while_it_is_under_way(monkeypatch, waits, last):
     def last_of(drawn):
         return next(life.last for life in drawn.lives.arena if life.key is a.data_view.memory)
 
+    clock = times.reckon(drawn, times.Times(device), bytes_free=True)
     assert last_of(drawn) == 1
-    assert last_of(evict.lingering(drawn, times.Times(device), 1 << 20)) == last
-    assert last_of(evict.lingering(drawn, times.Times(device), 2 * a.nbytes)) == 2, "there is no room for more"
+    assert last_of(evict.lingering(drawn, clock, 1 << 20)) == last
+    assert last_of(evict.lingering(drawn, clock, 2 * a.nbytes)) == 2, "there is no room for more"
 
 
+@needs_compiler
 def test_calls_wait_once_for_several_copies(monkeypatch, nothing_anew):
     """As they are done a while before: a GPU idles at each wait."""
     text = DATA + "".join(conv(f"c{at}", f"c{at - 1}" if at else "data") for at in range(40)) + loss("c39")

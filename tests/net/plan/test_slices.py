@@ -315,10 +315,10 @@ def test_small_arrays_are_kept_whole_if_that_saves_more_than_their_copies_take(m
     assert [each.layer_name for each in again] == ["x"] * 4 if copies else ["x", "y"] * 4
     monkeypatch.setattr(Times, "copy_ms", lambda *_: 1e-9)
     assert "x/mask" in {each.name for each in slicer.sliced(1, net.layer_names.index("y"), 4).absent}
-    again = slices.Run._again
+    usual = slices.Run._again
 
     def but_that_mask(run, wanted, absent):
-        return None if "y/mask" in {each.name for each in wanted} else again(run, wanted, absent)
+        return None if "y/mask" in {each.name for each in wanted} else usual(run, wanted, absent)
 
     monkeypatch.setattr(slices.Run, "_again", but_that_mask)
     assert "y/mask" not in {each.name for each in slicer.sliced(1, net.layer_names.index("y"), 4).absent}
