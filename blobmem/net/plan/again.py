@@ -451,7 +451,11 @@ def run_again(
     absent = {memory for memory in there if memory not in read}
     shorter = [_without(each, absent) for each in forward]
     absent -= {operand.memory for each in shorter for operand in each.present()}
-    return Anew(shorter, result, remade, absent)
+    # what a round made by the way may have been given up before anything read it
+    unread = {each.array.memory for each in remade if each.array.memory not in read}
+    result = [_without(each, unread) for each in result]
+    unread -= {operand.memory for each in result for operand in each.present()}
+    return Anew(shorter, result, [each for each in remade if each.array.memory not in unread], absent)
 
 
 def by_one(each: Call) -> Call:

@@ -101,6 +101,30 @@ def test_a_relu_behind_a_batch_norm_that_runs_again_has_its_gradient_with_the_no
     assert sum("given" in op for op in ops[1]) == 1 + apart
 
 
+def test_what_is_given_up_before_it_is_read_is_not_written(monkeypatch):
+    """A batch norm that runs for its top, and once more for what it keeps, which the first run leaves out."""
+    scale = "scale_param { bias_term: true bias_filler { value: 0.3 } }"
+    block = layer("BatchNorm", "n", "c", "c") + layer("Scale", "s", "c", "c", scale) + layer("ReLU", "r", "c", "c")
+    recompute, traces = Compilation._recompute, []
+
+    def chosen(net, emitted, less):
+        by_name = {memory.name: memory for memory in emitted.again.offers}
+        top, kept = by_name["c"], by_name["n/normalized"]
+        rounds = [Round(top, 0, [top, kept], [top, kept]), Round(kept, 0, [kept], [kept])]
+        return recompute(net, emitted, Less((), (), rounds))
+
+    for memory in ("keep", "train"):
+        with monkeypatch.context() as patch:
+            if memory == "train":
+                patch.setattr(Compilation, "_recompute", chosen)
+            net = made(DATA + conv("c", "data") + block + conv("e", "c") + loss("e"), SimulatedDevice(), memory)
+            traces.append([*iterate(net), *iterate(net)])
+    assert_same(*traces)
+    again = [call for call in net.compiled()[1].calls if call.op == "batch_norm_given"]
+    written = [[memory.name for memory in call.written_memories()] for call in again]
+    assert len(written) == 2 and sum(names.count("n/normalized") for names in written) == 1
+
+
 @given(nets_at_random(), st.integers(0, 99), st.sampled_from([0.3, 0.6, 1]), st.booleans())
 @settings(max_examples=20, deadline=None)
 def test_any_net_gives_the_same_bits(text, seed, part, rounds):
