@@ -1,6 +1,11 @@
-"""What is told to a graph whose kernels have other arguments from launch to launch."""
+"""What is told to a graph whose kernels have other arguments from launch to launch, and what becomes of its memory sets."""
 
-from blobmem.devices.cuda.graph import Varied
+import cuda_devices
+import numpy as np
+import pytest
+
+from blobmem.devices.cuda.calls import bindings
+from blobmem.devices.cuda.graph import FEW, Varied
 
 
 class Kernel:
@@ -61,3 +66,36 @@ def test_what_was_told_under_a_key_is_told_again():
     for number, told in zip("12", graph.nodes, strict=True):
         words = [word.removesuffix(f" {number}") for word in told if "half" not in word]
         assert words == ["made", "a", "b", "c", "b", "c", "d", "e", "e"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not cuda_devices.has_gpu(), reason="needs a GPU")
+def test_little_is_zeroed_by_kernels_in_its_turn():
+    """What is more, or not zero, is set as it was captured; work before and after it is before and after it still."""
+    device, count = cuda_devices.make_gpu(), 3 * FEW
+    address, copy = device.allocate(count), device.allocate(count)
+
+    def queue(graph):
+        device.set_bytes(address, 7, count)
+        device.set_bytes(address + FEW, 0, FEW)
+        device.set_bytes(address + 4, 0, 4)
+        device.memcpy_dtod(copy, address, count)
+        device.set_bytes(address, 0, 2 * FEW)
+
+    try:
+        graph = device.capture(queue)
+        nodes = bindings().cuGraphGetNodes(graph._graph, 5)[1]
+        kinds = [bindings().cuGraphNodeGetType(node)[1].name.rpartition("_")[2] for node in nodes]
+        assert sorted(kinds) == ["KERNEL", "KERNEL", "MEMCPY", "MEMSET", "MEMSET"]
+        for _ in range(2):
+            graph.launch()
+        device.synchronize()
+        found = np.empty((2, count), np.uint8)
+        device.memcpy_dtoh(found[0], copy)
+        device.memcpy_dtoh(found[1], address)
+        expected = np.full((2, count), 7, np.uint8)
+        expected[0, FEW : 2 * FEW] = expected[0, 4:8] = expected[1, : 2 * FEW] = 0
+        np.testing.assert_array_equal(found, expected)
+    finally:
+        device.free(address)
+        device.free(copy)
