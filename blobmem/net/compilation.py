@@ -42,7 +42,7 @@ from blobmem.net.plan.again import Less
 from blobmem.net.plan.bringing import bring_state
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Sliced
-from blobmem.net.plan.times import Reckoned, Times, looked_up_once, reckon
+from blobmem.net.plan.times import COPIES, Reckoned, Times, looked_up_once, reckon
 from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, InSlices, NeverWhole, SharingGroup, halves
@@ -53,7 +53,7 @@ from blobmem.ops.registry import table
 _RECENT = 4  # shapes, besides the present ones, whose schedules are kept
 
 _OF_SHAPES = (
-    "_schedules", "_plan", "_parts", "_sliced", "_anew", "_own", "_folded", "_follower", "_first_update", "streams",
+    "_schedules", "_plan", "_parts", "_sliced", "_anew", "_own", "_folded", "_follower", "_loss_at", "streams",
     "open_streams", "untimed",
 )  # fmt: skip
 
@@ -122,7 +122,7 @@ class Compilation:
         self._done: tuple[dict[Any, Done], dict[Any, Done]] = ({}, {})  # what their `once` calls remember
         self._spans: dict[tuple[bool, int, int], Span] = {}
         self._updates: Sequence[Call] | None = None  # a solver's, which its backward passes carry out
-        self._first_update = 0  # the position of the first among the calls of backward
+        self._loss_at = 0  # before which call of backward the loss is waited for
         self._folded: Folded | None = None  # what of the forward schedule has batch norm in its weights
         self._follower: Follower | None = None  # makes these weights
         self._parts: Parts | None = None  # how the forward schedule takes the batch
@@ -354,10 +354,12 @@ class Compilation:
         return reckon(drawn, Times(self.device))
 
     def _note_updates(self, backward: Schedule) -> None:
-        """Where the first of a solver's updates is."""
+        """Where the loss is waited for: before the first of a solver's updates, and before what is copied beside calls,
+        as all copies of what runs before that, by itself, have ended when the rest begins."""
         updates = {id(each.attributes) for each in self._updates or ()}  # their operands may be others by now
-        calls = backward.calls
-        self._first_update = next((at for at, each in enumerate(calls) if id(each.attributes) in updates), len(calls))
+        calls = enumerate(backward.calls)
+        found = (at for at, each in calls if each.op in COPIES or id(each.attributes) in updates)
+        self._loss_at = next(found, len(backward.calls))
 
     def _find_streams(self, backward: Sequence[Call]) -> tuple[int, Any]:
         """`streams` and `open_streams` of a pass of these calls."""

@@ -354,7 +354,7 @@ class Net(Access, Placement, Compilation):
         runs = [Run(forward.schedule, forward.start, forward.stop)]
         if self._updates is None:
             return [*runs, Run(backward.schedule, backward.start, backward.stop)]
-        return [*runs, Run(backward.schedule, 0, self._first_update), Run(backward.schedule, self._first_update)]
+        return [*runs, Run(backward.schedule, 0, self._loss_at), Run(backward.schedule, self._loss_at)]
 
     def _whole(self, backward: bool) -> list[Span]:
         """The spans of a whole pass, once its shapes are known."""
@@ -381,7 +381,7 @@ class Net(Access, Placement, Compilation):
         span = self._whole(backward)[backward]
         runs: list[tuple[int, int | None]] = [(span.start, span.stop)]
         if backward and self._updates is not None:
-            runs = [(0, self._first_update), (self._first_update, None)]
+            runs = [(0, self._loss_at), (self._loss_at, None)]
         reasons: dict[str, str] = {}
         for start, stop in runs:
             for layer, reason in span.schedule.why_eager(start, stop).items():
@@ -516,9 +516,9 @@ class Net(Access, Placement, Compilation):
     def _run_updating(self, schedule: Schedule, before: Callable[[], float], again: bool = False) -> float:
         begun = False
         try:
-            schedule.run(0, self._first_update, again)
+            schedule.run(0, self._loss_at, again)
             loss, begun = before(), True
-            schedule.run(self._first_update, None, again)
+            schedule.run(self._loss_at, None, again)
         except BaseException:
             if begun:
                 self.warn_of_updates()

@@ -79,7 +79,7 @@ def test_little_is_zeroed_by_kernels_in_its_turn():
         device.set_bytes(address, 7, count)
         device.set_bytes(address + FEW, 0, FEW)
         device.set_bytes(address + 4, 0, 4)
-        device.memcpy_dtod(copy, address, count)
+        bindings().cuMemcpyDtoDAsync(copy, address, count, device.compute_stream().native)
         device.set_bytes(address, 0, 2 * FEW)
 
     try:
