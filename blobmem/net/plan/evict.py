@@ -38,6 +38,9 @@ SLACK = 0.3
 """ms by which copies are done before their bytes are used, where there is room for that: calls then wait once for
 several copies, and each wait that is not there saves a GPU microseconds between two kernels."""
 
+SLACKS = ((SLACK, 1.0), (1.0, 0.75))
+"""The same, and then more where all arrays take no more than such a part of the room."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
@@ -207,15 +210,18 @@ def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Ti
     """
     load, steps, first = loads_without(chosen, load), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
     begins = _begins(steps, reckon(drawn, times, bytes_free=True))
-    latest, result, least = dict[Candidate, float](), dict[Candidate, int](), math.inf
-    for each in sorted(chosen, key=lambda each: -each.back):
-        latest[each] = least = min(least, float(begins[each.back]) - SLACK) - times.copy_ms(each.size)
-    for each in reversed(latest):
-        step = each.back
-        while step > max(each.left + 1, first) and begins[step] > latest[each] and load[step - 1] + each.size <= room:
-            step -= 1
-            load[step] += each.size
-        result[each] = step
+    in_turn = sorted(chosen, key=lambda each: -each.back)[::-1]
+    result = {each: each.back for each in in_turn}
+    for slack, part in SLACKS:
+        latest, least = dict[Candidate, float](), math.inf
+        for each in reversed(in_turn):
+            latest[each] = least = min(least, float(begins[each.back]) - slack) - times.copy_ms(each.size)
+        for each, step in result.items():
+            most = part * room - each.size
+            while step > max(each.left + 1, first) and begins[step] > latest[each] and load[step - 1] <= most:
+                step -= 1
+                load[step] += each.size
+            result[each] = step
     return result
 
 
@@ -225,17 +231,16 @@ def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
     load, steps, turn = loads(drawn), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
     begins, until = _begins(steps, clock), [*range(len(steps))]
     last = {life.key: life.last for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
-    for at, step in enumerate(steps):
-        if step.calls[-1].op != "evict":
-            continue
-        stop = turn if at < turn else len(steps)
-        operand = step.calls[-1].operand(0)
-        size = round_up(operand.nbytes, ALIGNMENT)
-        done = clock.end[at] + SLACK
-        until[at] = last[Use.place(operand)]
-        while until[at] + 1 < stop and begins[until[at] + 1] < done and load[until[at] + 1] + size <= room:
-            until[at] += 1
-            load[until[at]] += size
+    leaving = [at for at, step in enumerate(steps) if step.calls[-1].op == "evict"]
+    for at in leaving:
+        until[at] = last[Use.place(steps[at].calls[-1].operand(0))]
+    for slack, part in SLACKS:
+        for at in leaving:
+            stop, size = turn if at < turn else len(steps), round_up(steps[at].calls[-1].operand(0).nbytes, ALIGNMENT)
+            done, most = clock.end[at] + slack, part * room - size
+            while until[at] + 1 < stop and begins[until[at] + 1] < done and load[until[at] + 1] <= most:
+                until[at] += 1
+                load[until[at]] += size
     return drawn.lasting(until)
 
 
