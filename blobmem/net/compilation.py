@@ -16,6 +16,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob, moves, note_move
 from blobmem.memory.workspace import workspace
 from blobmem.net.build import LearnableParam, Node, reshape, uncollected
+from blobmem.net.captured import LEAST
 from blobmem.net.clock import Clock
 from blobmem.net.emitted import Emitted, calls_of
 from blobmem.net.fold import Folded, Follower, fold
@@ -355,11 +356,14 @@ class Compilation:
 
     def _note_updates(self, backward: Schedule) -> None:
         """Where the loss is waited for: before the first of a solver's updates, and before what is copied beside calls,
-        as all copies of what runs before that, by itself, have ended when the rest begins."""
+        as all copies of what runs before that, by itself, have ended when the rest begins; or at once, if those before
+        the copy would be too few for a graph."""
         updates = {id(each.attributes) for each in self._updates or ()}  # their operands may be others by now
-        calls = enumerate(backward.calls)
-        found = (at for at, each in calls if each.op in COPIES or id(each.attributes) in updates)
-        self._loss_at = next(found, len(backward.calls))
+        calls = backward.calls
+        found = (at for at, each in enumerate(calls) if each.op in COPIES or id(each.attributes) in updates)
+        at = next(found, len(calls))
+        copies = at < len(calls) and calls[at].op in COPIES
+        self._loss_at = 0 if copies and sum(unit.start < at for unit in backward.units()) < LEAST else at
 
     def _find_streams(self, backward: Sequence[Call]) -> tuple[int, Any]:
         """`streams` and `open_streams` of a pass of these calls."""

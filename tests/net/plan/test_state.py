@@ -17,7 +17,7 @@ from blobmem.errors import DeviceError, OutOfDeviceMemory, SharedBlobError
 from blobmem.footprint import footprint
 from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
-from blobmem.net import steps
+from blobmem.net import compilation, steps
 from blobmem.net.compilation import Compilation
 from blobmem.net.plan import levels, products, state, times, updates
 from blobmem.net.plan.divisions import longer
@@ -856,6 +856,18 @@ def test_copies_are_parts_of_graphs(order):
     done = device.statistics - before
     nbytes = {op: sum(copy.operand(0).view.nbytes for copy in copies if copy.op == op) for op in ("fetch", "evict")}
     assert (done.htod_bytes, done.dtoh_bytes) == (nbytes["fetch"], nbytes["evict"] + 4)  # and the loss
+
+
+@needs_compiler
+@pytest.mark.parametrize("fewest", [0, 99])
+def test_the_loss_is_waited_for_before_anything_is_copied_in_backward(monkeypatch, fewest):
+    """Or at once where the calls before that are too few for a graph."""
+    monkeypatch.setattr(compilation, "LEAST", fewest)
+    each = solver(LateCuda(capacity=least_of_late()), "small", tested=False)
+    each.step(1)
+    _, first, rest = each.net.whole_runs()
+    copied = [call.op in COPIES for call in rest.schedule.calls]
+    assert first.stop == rest.start == (0 if fewest else copied.index(True))
 
 
 # -------------------------------------------------------------------- whoever looks
