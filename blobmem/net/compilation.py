@@ -240,7 +240,7 @@ class Compilation:
         kept = self.read_after()
         if self._updates is not None:
             places = joints(backward, self.device, self._images_last, passing)
-            backward = update_early(backward, self._updates, places)
+            backward = update_early(backward, self._updates, places, {*self._evicted})
             for blob in (blob for blobs in self.params.values() for blob in blobs):
                 blob.owner = self.identity  # so that a gradient without bytes says so
                 if blob.diff_is_held():

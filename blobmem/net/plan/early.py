@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 
 from blobmem.memory import Intent, SyncedMemory
@@ -21,12 +21,17 @@ SHARE = 16
 GPU, so that there are at most this many, and one more. Of the nets in `models/` updates one by one would need 0 to 2
 MiB less, an eighth 0 to 13 MiB more."""
 
+SMALL = 64
+"""Such a part where any of them have what is evicted, which then has to be there at once: much of it is waited for."""
+
 FIRST = 10
 """In the first such part of backward's calls there is no update: a solver waits for the loss before the first one, and
 a GPU needs work meanwhile."""
 
 
-def update_early(backward: Sequence[Call], updates: Sequence[Call], joints: Sequence[int]) -> list[Call]:
+def update_early(
+    backward: Sequence[Call], updates: Sequence[Call], joints: Sequence[int], evicted: Container[SyncedMemory] = ()
+) -> list[Call]:
     """The calls of a whole backward pass, with a solver's updates put in.
 
     Args:
@@ -34,6 +39,7 @@ def update_early(backward: Sequence[Call], updates: Sequence[Call], joints: Sequ
         updates: of each parameter one call, whose operands are its gradient, its data, and what nobody else uses.
             Those that are carried out at one place keep their order. They get the layers they stand in.
         joints: the positions, from 0 to the end, at which calls may be put in (`schedule.joints`).
+        evicted: memories that come for an update, and go.
 
     A gradient that no call of backward can begin by overwriting it is filled with zeros first. Parameters that come to
     share bytes with each other by what a user does are updated at the end, in their order.
@@ -71,10 +77,14 @@ def update_early(backward: Sequence[Call], updates: Sequence[Call], joints: Sequ
             put[joints[bisect_right(joints, begins) - 1]].append(zeros)
     sizes = [gradient.view.nbytes for _, gradient in filled]
     pending, nbytes, most = list[int](), 0, sum(sizes)
+    comes = [any(memory in evicted for memory in own) for own in used]
     for at in joints:
         pending += ready[at]
         nbytes += sum(sizes[index] for index in ready[at])
-        due = at * FIRST >= end and nbytes * SHARE >= most
+        if any(comes[index] for index in pending):
+            due = nbytes * SMALL >= most
+        else:
+            due = at * FIRST >= end and nbytes * SHARE >= most
         if at == end or (pending and due):
             put[at] += [updates[index] for index in sorted(pending)]
             pending, nbytes = [], 0

@@ -39,7 +39,10 @@ SLACK = 0.3
 several copies, and each wait that is not there saves a GPU microseconds between two kernels."""
 
 SLACKS = ((SLACK, 1.0), (1.0, 0.75))
-"""The same, and then more where all arrays take no more than such a part of the room."""
+"""The same, and then, in passes of `MANY` steps, more where all arrays take no more than such a part of the room."""
+
+MANY = 1000
+"""Of so many steps waits take a part of the time that is worth longer lives, which leave more gaps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -212,7 +215,7 @@ def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Ti
     begins = _begins(steps, reckon(drawn, times, bytes_free=True))
     in_turn = sorted(chosen, key=lambda each: -each.back)[::-1]
     result = {each: each.back for each in in_turn}
-    for slack, part in SLACKS:
+    for slack, part in _slacks(steps):
         latest, least = dict[Candidate, float](), math.inf
         for each in reversed(in_turn):
             latest[each] = least = min(least, float(begins[each.back]) - slack) - times.copy_ms(each.size)
@@ -234,7 +237,7 @@ def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
     leaving = [at for at, step in enumerate(steps) if step.calls[-1].op == "evict"]
     for at in leaving:
         until[at] = last[Use.place(steps[at].calls[-1].operand(0))]
-    for slack, part in SLACKS:
+    for slack, part in _slacks(steps):
         for at in leaving:
             stop, size = turn if at < turn else len(steps), round_up(steps[at].calls[-1].operand(0).nbytes, ALIGNMENT)
             done, most = clock.end[at] + slack, part * room - size
@@ -242,6 +245,10 @@ def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
                 until[at] += 1
                 load[until[at]] += size
     return drawn.lasting(until)
+
+
+def _slacks(steps: Sequence[Unit]) -> Sequence[tuple[float, float]]:
+    return SLACKS if len(steps) >= MANY else SLACKS[:1]
 
 
 def _begins(steps: Sequence[Unit], clock: Reckoned) -> np.ndarray:

@@ -64,6 +64,10 @@ SOONER = (0.97, 0.91, 0.83, 0.76)
 """What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
 between them take the rest."""
 
+FIRST, LAST, AROUND = ORDERS = "first", "last", "around"
+"""Where there is no room for all to come before it is needed, what is needed first is the first to have it, or what is
+needed last; or the first, before arrays that come back anyway and would be in its way on the link."""
+
 SPREADS = (0.9, 0.8)
 """How much of the room arrays may take where pieces of state come and go all the while: the first, or any where some of
 it stays."""
@@ -361,13 +365,13 @@ def _first(candidates: Sequence[_Candidate], part: float) -> tuple[_Candidate, .
 def _sooner(net: Net, made: Made) -> Made:
     """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
     room, times, best = room_of(net, made), Times(net.device), made
-    known: dict[Any, Made | None] = {}  # both orders may come to the same
+    known: dict[Any, Made | None] = {}  # orders may come to the same
     net._have(made)
-    for last_first in (False, True):
+    for order in ORDERS:
         before = math.inf
         for part in SOONER:
             tight = int(part * room)
-            moves = _moves(made, tight, times, last_first)
+            moves = _moves(made, tight, times, order)
             same = tight, *(frozenset(each.items()) for each in moves)
             if same not in known:
                 known[same] = _with_state_sooner(net, made, (tight, room), times, moves)
@@ -402,22 +406,22 @@ def _with_state_sooner(
     return None
 
 
-def _moves(made: Made, room: int, times: Times, last_first: bool) -> tuple[dict[int, int], dict[int, int]]:
-    """Of forward and of backward, from where to before which call what fetches state is to go.
+def _moves(made: Made, room: int, times: Times, order: str) -> tuple[dict[int, int], dict[int, int]]:
+    """Of forward and of backward, from where to before which call what fetches state is to go, in one of the `ORDERS`.
 
-    Copies follow one another, each as late as will do. Where there is no room for that those that are needed first are
-    the first to have it, or those that are needed last.
+    Copies follow one another, each as late as will do.
     """
     load, units = loads(made.places), [*chain(*made.places.units)]
     turn, result = len(made.places.units[0]), (dict[int, int](), dict[int, int]())
     begins = np.cumsum([0, *(0 if unit.calls[-1].op in COPIES else times.ms(unit.calls[-1]) for unit in units)])
     fetches = [at for at, unit in enumerate(units) if unit.calls[-1].op == "fetch"]
     sizes = {at: round_up(units[at].calls[-1].operand(0).view.nbytes, ALIGNMENT) for at in fetches}
-    wanted, latest, moved = dict[int, float](), math.inf, set[int]()
-    for at in reversed(fetches):
-        wanted[at] = latest = min(latest, float(begins[at]) - SLACK) - times.copy_ms(sizes[at])
+    takes = [times.copy_ms(sizes[at]) for at in fetches]
+    wanted, moved = _wanted(units, fetches, begins, takes, order == AROUND), set[int]()
     least, before = _earliest(units, turn), 0
-    for at in reversed(fetches) if last_first else fetches:
+    for at in reversed(fetches) if order == LAST else fetches:
+        if order == AROUND and at not in least:
+            continue
         step, first = at, max(before, least.get(at, at))
         while step > first and begins[step] > wanted[at] and load[step - 1] + sizes[at] <= room:
             step -= 1
@@ -425,10 +429,29 @@ def _moves(made: Made, room: int, times: Times, last_first: bool) -> tuple[dict[
         while step < at and step in sizes and step not in moved:  # what stays there is needed before
             load[step] -= sizes[at]
             step += 1
-        before = 0 if last_first else step
+        before = 0 if order == LAST else step
         if step < at:
             moved.add(at)
             result[at >= turn][units[at].start] = units[step].start
+    return result
+
+
+def _wanted(
+    units: Sequence[Unit], fetches: Sequence[int], begins: np.ndarray, takes: Sequence[float], around: bool
+) -> dict[int, float]:
+    """When each copy that comes has to begin, in ms, for all to be in time; with `around`, of state alone, which comes
+    before a copy that stays where it is and would be in its way."""
+    result, latest, behind = dict[int, float](), math.inf, list[tuple[int, float]]()
+    for at, own in zip(reversed(fetches), reversed(takes), strict=True):
+        begin = float(begins[at])
+        if not around or copies_state(units[at].calls[-1]):
+            result[at] = latest = min(latest, begin - SLACK) - own
+            behind.append((at, own))
+            continue
+        latest = min(latest, begin)
+        behind = [each for each in behind if result[each[0]] < begin + own]
+        for other, takes_ms in behind:
+            result[other] = latest = latest - takes_ms
     return result
 
 

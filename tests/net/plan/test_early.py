@@ -26,9 +26,9 @@ def updates(*params):
     return [call("update", read_diff(blob), write(blob), write(Blob(8, name="history"))) for blob in params]
 
 
-def put(calls, params, joints=None):
+def put(calls, params, joints=None, evicted=()):
     """Ops in order, updates and zeros with the parameter's name."""
-    found = update_early(calls, updates(*params), joints or range(len(calls) + 1))
+    found = update_early(calls, updates(*params), joints or range(len(calls) + 1), evicted)
     return found, [each.op if each.op[:2] == "op" else f"{each.op} {each.operands[0].blob.name}" for each in found]
 
 
@@ -49,6 +49,17 @@ def test_after_the_last_that_writes_the_gradient_or_reads_the_parameter(monkeypa
 def test_updates_wait_for_a_part_of_all_bytes(monkeypatch, params, share, expected):
     monkeypatch.setattr(early, "SHARE", share)
     _, names = put(backward(*([accumulate_diff(blob)] for blob in params)), params)
+    assert "".join("." if name[:2] == "op" else name[-1] for name in names) == expected
+
+
+@pytest.mark.parametrize("which, expected", [("", "........abcd"), ("a", ".a.......bcd"), ("c", "...abc.....d")])
+def test_those_with_what_is_evicted_wait_for_little(monkeypatch, params, which, expected):
+    """Nor for the first calls to be queued before the loss is known."""
+    monkeypatch.setattr(early, "SHARE", 2)
+    monkeypatch.setattr(early, "FIRST", 1)
+    evicted = {blob.data_view.memory for blob in params if blob.name in which}
+    calls = backward(*([accumulate_diff(blob)] for blob in params), *[[write_diff(Blob(8))]] * 4)
+    _, names = put(calls, params, evicted=evicted)
     assert "".join("." if name[:2] == "op" else name[-1] for name in names) == expected
 
 

@@ -295,16 +295,16 @@ def test_state_is_fetched_as_early_as_its_copies_want(monkeypatch):
     assert early[1] > early[0]
 
 
-def test_state_has_room_in_the_better_of_both_orders(monkeypatch):
-    """What is needed first the first to have it, or what is needed last."""
-    sooner, moves, seen = levels._sooner, levels._moves, list[tuple[float, ...]]()
+def test_state_has_room_in_the_best_of_all_orders(monkeypatch):
+    """What is needed first the first to have it, or what is needed last, or what would come behind other copies."""
+    sooner, seen = levels._sooner, list[tuple[float, ...]]()
 
     def compared(net, given):
         ms = list[float]()
-        for order in (False, True):
-            monkeypatch.setattr(levels, "_moves", lambda *args, order=order: moves(*args[:-1], order))
-            ms.append(sooner(net, given).ms)
-        monkeypatch.setattr(levels, "_moves", moves)
+        for order in levels.ORDERS:
+            with monkeypatch.context() as patch:
+                patch.setattr(levels, "ORDERS", (order,))
+                ms.append(sooner(net, given).ms)
         best = sooner(net, given)
         seen.append((best.ms, *ms))
         return best
@@ -313,8 +313,19 @@ def test_state_has_room_in_the_better_of_both_orders(monkeypatch):
     monkeypatch.setattr(times, "LINK", 1e10)
     for more in (0, 0.1):
         solver(SimulatedDevice(int(least() + more * (unlimited()[0] - least())))).step(1)
-    assert all(best == min(first, last) for best, first, last in seen)
-    assert any(first < last for _, first, last in seen) and any(last < first for _, first, last in seen)
+    assert all(best == min(ms) for best, *ms in seen)
+    assert any(first < last for _, first, last, _ in seen) and any(last < first for _, first, last, _ in seen)
+
+
+@pytest.mark.parametrize("begin, wanted", [(2.0, 8.7), (8.0, 7.0)])
+def test_state_comes_before_a_copy_that_would_be_in_its_way(monkeypatch, begin, wanted):
+    """That of an array takes 5 ms, from the one or the other moment on; state is needed at 10, and takes 1."""
+    monkeypatch.setattr(levels, "SLACK", 0.3)
+    device = SimulatedDevice()
+    homes = Parked(32, device, "array"), Blob(8, device=device).data_view.memory
+    units = [SimpleNamespace(calls=[call("fetch", overwrite(Blob(8)), home=home, start=0)]) for home in homes]
+    found = levels._wanted(units, [0, 1], np.array([begin, 10.0]), [5.0, 1.0], True)
+    assert found == {1: pytest.approx(wanted)}
 
 
 def test_updates_after_backward_have_the_next_one_fetched_meanwhile():
