@@ -19,6 +19,11 @@ BLOCK = (
 )  # fmt: skip
 DROPPED = conv("d", "p") + layer("Dropout", "drop", "d", "d") + layer("LRN", "l", "d", "l") + conv("e", "l")
 NET = DATA + conv("c", "data") + BLOCK + DROPPED + loss("e")
+SHIFTED = "scale_param { bias_term: true bias_filler { value: 0.3 } }"
+NORMED = (
+    conv("c", "data") + layer("BatchNorm", "n", "c", "c") + layer("Scale", "s", "c", "c", SHIFTED)
+    + layer("ReLU", "r", "c", "c") + conv("e", "c") + loss("e")
+)  # fmt: skip
 
 
 def rounds_at_random(rng, again, wanted):
@@ -78,9 +83,6 @@ def test_the_same_bits(monkeypatch, device, part, seed, rounds):
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_relu_behind_a_batch_norm_that_runs_again_has_its_gradient_with_the_norms(monkeypatch, apart):
     """Whether what the norm keeps and what the ReLU made are made in one go, or each by itself."""
-    scale = "scale_param { bias_term: true bias_filler { value: 0.3 } }"
-    block = layer("BatchNorm", "n", "c", "c") + layer("Scale", "s", "c", "c", scale) + layer("ReLU", "r", "c", "c")
-    text = conv("c", "data") + block + conv("e", "c") + loss("e")
     recompute, traces, ops = Compilation._recompute, [], []
 
     def chosen(net, emitted, less):
@@ -93,7 +95,7 @@ def test_a_relu_behind_a_batch_norm_that_runs_again_has_its_gradient_with_the_no
         with monkeypatch.context() as patch:
             if memory == "train":
                 patch.setattr(Compilation, "_recompute", chosen)
-            net = made(DATA + text, EmulatedCuda(), memory)
+            net = made(DATA + NORMED, EmulatedCuda(), memory)
             traces.append([*iterate(net), *iterate(net)])
         ops.append([step.call.op for step in net.compiled()[1]._program()])
     assert_same(*traces)
@@ -103,8 +105,6 @@ def test_a_relu_behind_a_batch_norm_that_runs_again_has_its_gradient_with_the_no
 
 def test_what_is_given_up_before_it_is_read_is_not_written(monkeypatch):
     """A batch norm that runs for its top, and once more for what it keeps, which the first run leaves out."""
-    scale = "scale_param { bias_term: true bias_filler { value: 0.3 } }"
-    block = layer("BatchNorm", "n", "c", "c") + layer("Scale", "s", "c", "c", scale) + layer("ReLU", "r", "c", "c")
     recompute, traces = Compilation._recompute, []
 
     def chosen(net, emitted, less):
@@ -117,7 +117,7 @@ def test_what_is_given_up_before_it_is_read_is_not_written(monkeypatch):
         with monkeypatch.context() as patch:
             if memory == "train":
                 patch.setattr(Compilation, "_recompute", chosen)
-            net = made(DATA + conv("c", "data") + block + conv("e", "c") + loss("e"), SimulatedDevice(), memory)
+            net = made(DATA + NORMED, SimulatedDevice(), memory)
             traces.append([*iterate(net), *iterate(net)])
     assert_same(*traces)
     again = [call for call in net.compiled()[1].calls if call.op == "batch_norm_given"]
