@@ -38,8 +38,8 @@ SLACK = 0.3
 """ms by which copies are done before their bytes are used, where there is room for that: calls then wait once for
 several copies, and each wait that is not there saves a GPU microseconds between two kernels."""
 
-SLACKS = ((SLACK, 1.0), (1.0, 0.75))
-"""The same, and then, in passes of `MANY` steps, more where all arrays take no more than such a part of the room."""
+MORE = (1.0, 0.75)
+"""The same in passes of `MANY` steps, then, where all arrays take no more than such a part of the room."""
 
 MANY = 1000
 """Of so many steps waits take a part of the time that is worth longer lives, which leave more gaps."""
@@ -247,8 +247,9 @@ def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
     return drawn.lasting(until)
 
 
-def _slacks(steps: Sequence[Unit]) -> Sequence[tuple[float, float]]:
-    return SLACKS if len(steps) >= MANY else SLACKS[:1]
+def _slacks(steps: Sequence[Unit]) -> list[tuple[float, float]]:
+    """By how many ms copies are done before bytes are used, one after another, and in which part of the room."""
+    return [(SLACK, 1.0), *([MORE] if len(steps) >= MANY else ())]
 
 
 def _begins(steps: Sequence[Unit], clock: Reckoned) -> np.ndarray:

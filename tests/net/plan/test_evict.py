@@ -330,6 +330,10 @@ def test_what_leaves_stays_while_it_is_under_way(monkeypatch, waits, last):
     assert last_of(drawn) == 1
     assert last_of(evict.lingering(drawn, clock, 1 << 20)) == last
     assert last_of(evict.lingering(drawn, clock, 2 * a.nbytes)) == 2, "there is no room for more"
+    monkeypatch.setattr(evict, "MANY", len(calls))
+    for part, longer in ((1.0, len(calls) - 1), (0.0, last)):
+        monkeypatch.setattr(evict, "MORE", (20.0, part))
+        assert last_of(evict.lingering(drawn, clock, 1 << 20)) == longer
 
 
 @needs_compiler
