@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 
 from blobmem.memory import Intent, SyncedMemory
@@ -30,7 +30,7 @@ a GPU needs work meanwhile."""
 
 
 def update_early(
-    backward: Sequence[Call], updates: Sequence[Call], joints: Sequence[int], evicted: Container[SyncedMemory] = ()
+    backward: Sequence[Call], updates: Sequence[Call], joints: Sequence[int], evicted: Collection[SyncedMemory] = ()
 ) -> list[Call]:
     """The calls of a whole backward pass, with a solver's updates put in.
 
@@ -77,7 +77,7 @@ def update_early(
             put[joints[bisect_right(joints, begins) - 1]].append(zeros)
     sizes = [gradient.view.nbytes for _, gradient in filled]
     pending, nbytes, most = list[int](), 0, sum(sizes)
-    comes = [any(memory in evicted for memory in own) for own in used]
+    comes = [not own.isdisjoint(evicted) for own in used]
     for at in joints:
         pending += ready[at]
         nbytes += sum(sizes[index] for index in ready[at])

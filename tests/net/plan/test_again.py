@@ -79,11 +79,23 @@ def test_the_same_bits(monkeypatch, device, part, seed, rounds):
         assert norms == {"batch_norm_given"}
 
 
+def kept_and_anew(monkeypatch, chosen, make):
+    """`NORMED` where all is kept, and where what is `chosen`, for `Compilation._recompute`, is made anew: they give the
+    same bits in two passes."""
+    nets = [made(DATA + NORMED, make(), "keep"), made(DATA + NORMED, make(), "train")]
+    with monkeypatch.context() as patch:
+        traces = [[*iterate(nets[0]), *iterate(nets[0])]]
+        patch.setattr(Compilation, "_recompute", chosen)
+        traces.append([*iterate(nets[1]), *iterate(nets[1])])
+    assert_same(*traces)
+    return nets
+
+
 @needs_compiler
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_relu_behind_a_batch_norm_that_runs_again_has_its_gradient_with_the_norms(monkeypatch, apart):
     """Whether what the norm keeps and what the ReLU made are made in one go, or each by itself."""
-    recompute, traces, ops = Compilation._recompute, [], []
+    recompute = Compilation._recompute
 
     def chosen(net, emitted, less):
         by_name = {memory.name: memory for memory in emitted.again.offers}
@@ -91,21 +103,15 @@ def test_a_relu_behind_a_batch_norm_that_runs_again_has_its_gradient_with_the_no
         rounds = [Round(top, 0, [top], [*both]), Round(kept, 0, [kept], [kept])]
         return recompute(net, emitted, Less((), (), rounds) if apart else Less(both))
 
-    for memory in ("keep", "train"):
-        with monkeypatch.context() as patch:
-            if memory == "train":
-                patch.setattr(Compilation, "_recompute", chosen)
-            net = made(DATA + NORMED, EmulatedCuda(), memory)
-            traces.append([*iterate(net), *iterate(net)])
-        ops.append([step.call.op for step in net.compiled()[1]._program()])
-    assert_same(*traces)
+    nets = kept_and_anew(monkeypatch, chosen, EmulatedCuda)
+    ops = [[step.call.op for step in net.compiled()[1]._program()] for net in nets]
     assert [op for op in ops[1] if op in {*ops[0]}] == ops[0] and "relu_backward" not in ops[1]
     assert sum("given" in op for op in ops[1]) == 1 + apart
 
 
 def test_what_is_given_up_before_it_is_read_is_not_written(monkeypatch):
     """A batch norm that runs for its top, and once more for what it keeps, which the first run leaves out."""
-    recompute, traces = Compilation._recompute, []
+    recompute = Compilation._recompute
 
     def chosen(net, emitted, less):
         by_name = {memory.name: memory for memory in emitted.again.offers}
@@ -113,13 +119,7 @@ def test_what_is_given_up_before_it_is_read_is_not_written(monkeypatch):
         rounds = [Round(top, 0, [top, kept], [top, kept]), Round(kept, 0, [kept], [kept])]
         return recompute(net, emitted, Less((), (), rounds))
 
-    for memory in ("keep", "train"):
-        with monkeypatch.context() as patch:
-            if memory == "train":
-                patch.setattr(Compilation, "_recompute", chosen)
-            net = made(DATA + NORMED, SimulatedDevice(), memory)
-            traces.append([*iterate(net), *iterate(net)])
-    assert_same(*traces)
+    _, net = kept_and_anew(monkeypatch, chosen, SimulatedDevice)
     again = [call for call in net.compiled()[1].calls if call.op == "batch_norm_given"]
     written = [[memory.name for memory in call.written_memories()] for call in again]
     assert len(written) == 2 and sum(names.count("n/normalized") for names in written) == 1
