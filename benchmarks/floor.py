@@ -39,7 +39,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +49,7 @@ from benchmarks.gpu import words  # noqa: E402
 from blobmem import devices  # noqa: E402
 from blobmem.devices.cuda.predicted import PredictedCuda  # noqa: E402
 from blobmem.memory import Intent, SyncedMemory  # noqa: E402
+from blobmem.net.plan import kernels  # noqa: E402
 from blobmem.net.plan.again import Less  # noqa: E402
 from blobmem.net.plan.places import draft  # noqa: E402
 from blobmem.net.plan.times import Times  # noqa: E402
@@ -220,70 +220,8 @@ def least_sum(problem: Problem, price: float, network: tuple[np.ndarray, ...] | 
     for kind, paid in ((1, sizes * price), (2, costs)):
         capacities[kinds == kind] = (paid[which[kinds == kind]] * UNITS).astype(np.int64)
     nodes = len(sizes) + len(costs) + 2
-    return float(max_flow(tails, heads, capacities, nodes)) / UNITS
-
-
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def max_flow(tails: np.ndarray, heads: np.ndarray, capacities: np.ndarray, nodes: int) -> int:
-    """The largest flow from the last node but one to the last one, by Dinic's algorithm; that is the minimum cut."""
-    source, sink, count = nodes - 2, nodes - 1, len(tails)
-    to, left = np.empty(2 * count, np.int64), np.zeros(2 * count, np.int64)
-    start = np.zeros(nodes + 1, np.int64)  # of each node its edges, those back among them, in `order`
-    for edge in range(count):
-        to[2 * edge], to[2 * edge + 1], left[2 * edge] = heads[edge], tails[edge], capacities[edge]
-        start[tails[edge] + 1] += 1
-        start[heads[edge] + 1] += 1
-    for node in range(nodes):
-        start[node + 1] += start[node]
-    order, place = np.empty(2 * count, np.int64), start[:-1].copy()
-    for edge in range(2 * count):
-        tail = to[edge ^ 1]
-        order[place[tail]] = edge
-        place[tail] += 1
-    flow, path, queue = 0, np.empty(nodes, np.int64), np.empty(nodes, np.int64)
-    while True:
-        level = np.full(nodes, -1)
-        level[source], queue[0], begin, end = 0, source, 0, 1
-        while begin < end:
-            node = queue[begin]
-            begin += 1
-            for at in range(start[node], start[node + 1]):
-                edge = order[at]
-                if left[edge] > 0 and level[to[edge]] < 0:
-                    level[to[edge]] = level[node] + 1
-                    queue[end] = to[edge]
-                    end += 1
-        if level[sink] < 0:
-            return flow
-        place = start[:-1].copy()
-        depth, node = 0, source
-        while True:  # from the source on, as far as levels lead; back where they do not
-            if node == sink:
-                least = left[path[0]]
-                for at in range(depth):
-                    least = min(least, left[path[at]])
-                flow += least
-                for at in range(depth - 1, -1, -1):
-                    left[path[at]] -= least
-                    left[path[at] ^ 1] += least
-                    if left[path[at]] == 0:
-                        depth, node = at, to[path[at] ^ 1]
-                continue
-            while place[node] < start[node + 1]:
-                edge = order[place[node]]
-                if left[edge] > 0 and level[to[edge]] == level[node] + 1:
-                    break
-                place[node] += 1
-            if place[node] < start[node + 1]:
-                path[depth] = edge
-                depth += 1
-                node = to[edge]
-            elif node == source:
-                break
-            else:
-                depth -= 1
-                node = to[path[depth] ^ 1]
-                place[node] += 1
+    flow, _ = kernels.max_flow(tails, heads, capacities, nodes)
+    return float(flow) / UNITS
 
 
 # -------------------------------------------------------------------- the command

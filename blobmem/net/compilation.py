@@ -427,8 +427,10 @@ class Compilation:
     def take_sources(self) -> bool:
         """Let the calls that are made from now on, for this plan, have gradients of batch norms from what is convolved
         where that may be (`plan.sources`): whether it may anywhere."""
+        before = [each.operands for each in self._emitted_with({}).forward]
         self._short = True
-        self._short = bool(self._emitted_with({}).arrays)
+        emitted = self._emitted_with({})
+        self._short = bool(emitted.arrays) or [each.operands for each in emitted.forward] != before
         return self._short
 
     def take_abreast(self, which: Abreast | None) -> None:

@@ -13,6 +13,7 @@ from blobmem.net.build import Node
 from blobmem.net.fusion import share_kept
 from blobmem.net.plan import Again, Remade, Uses, read_tops, shut_in_pools, through
 from blobmem.net.plan.abreast import Abreast, abreast
+from blobmem.net.plan.joins import joined
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.sources import FromSources, from_sources
 from blobmem.net.plan.uses import moved
@@ -59,7 +60,7 @@ class Emitted:
         layers = (*self.forward, *backward)
         found = FromSources(self.forward, straight, [*range(len(self.forward))], [], set())
         if short:
-            found = from_sources(self.forward, straight, free, ops)
+            found = from_sources(joined(self.forward, free), straight, free, ops)
         own = {array.data_view.memory for array in found.arrays}
         again = Again(Uses(found.forward, found.backward, ops), free | own, ops, layers)
         remade = moved([*of_tops, *of_pools], found.position)

@@ -6,6 +6,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from blobmem import TRAIN, Net, SharedBlobError
+from blobmem.net.plan import Again, Uses
+from blobmem.net.plan.again import Less
+from blobmem.net.plan.choice import Pass
+from blobmem.net.plan.evict import candidates
+from blobmem.net.plan.places import draft
+from blobmem.net.plan.times import Times
+from blobmem.ops.call import memories
+from blobmem.ops.registry import table
 
 DATA = """
 name: "normalised" force_backward: true
@@ -145,3 +153,33 @@ def ask_at_random(seed, net, kept, names):
         for one, other in zip(net.learnable, kept.learnable, strict=True):
             np.testing.assert_array_equal(one.blob.cpu_diff(), other.blob.cpu_diff())
     assert refused > 5 and answered > 5
+
+
+BLOCKS = 16
+CHAIN = DATA.replace("dim: 6 dim: 5", "dim: 32 dim: 32") + "".join(
+    conv(f"c{at}", f"p{at - 1}" if at else "data") + layer("Pooling", f"p{at}", f"c{at}", f"p{at}", f"{POOL[:-1]} pool: AVE }}")
+    for at in range(BLOCKS)
+)  # fmt: skip
+"""Convolutions that read what a pool made, of which each is made of the one before alone."""
+BRIDGED = DATA.replace("dim: 6 dim: 5", "dim: 32 dim: 32") + conv("s", "data") + "".join(
+    layer("Pooling", f"p{at}", f"x{at - 1}" if at else "s", f"p{at}", f"{POOL[:-1]} pool: AVE }}")
+    + conv(f"c{at}", f"p{at}")
+    + layer("Eltwise", f"x{at}", f"{f'x{at - 1}' if at else 's'} c{at}", f"x{at}")
+    for at in range(BLOCKS)
+)  # fmt: skip
+"""Convolutions, each of a pool of the sum so far, which backward does not read."""
+
+
+def drafted(net, anew, held=()):
+    """The net's calls with these made anew, and what they become."""
+    calls = net._made(Less(anew, held), 1)
+    return calls, draft(net, calls.schedules, calls.kept)
+
+
+def whole(net):
+    """The net's pass, of which some is to be done without."""
+    calls, drawn = drafted(net, ())
+    passes, ops = (calls.forward, calls.backward), table("host")
+    free = net._free({*memories([*calls.forward, *calls.backward])})
+    again = Again(Uses(*passes, ops), free, ops)
+    return Pass(again, drawn, candidates(*passes, drawn, free, ops), Times(net.device))

@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,9 @@ SMALL = 1 << 14
 ABOUT = 0.9
 """What is worth this much of what was found for the next best, when that was looked at last, is taken."""
 
+LITTLE = 1 / 8
+"""Such a part of the largest array that may be held is little."""
+
 KEPT, ANEW, AWAY = "kept", "made anew", "evicted"
 BACK, LATE = "evicted, and waited for as it comes back", "evicted, and waited for both ways"
 
@@ -66,6 +70,9 @@ Made = tuple[frozenset[int], frozenset[SyncedMemory]]
 """Of what is made anew the calls that do it, and the arrays that they need, or make by the way."""
 
 _NOTHING: Made = frozenset(), frozenset()
+
+_KEEP = MappingProxyType[SyncedMemory, str]({})
+"""To begin with all arrays kept."""
 
 
 class Array(NamedTuple):
@@ -141,9 +148,9 @@ class Pass:
         kind, alike: of each its `Kind`, and those of each kind.
         copy, ready: of each, the milliseconds that a copy takes up (`BUSY`), and when that may begin.
         leaving: their numbers in the order of that.
-        held: of arrays of which others can be made, and which backward does not need, about the square root of their
-            number: bytes of each, and the first step that does not need it. They are there as long as others are made
-            of them, so that not all of these are made at once.
+        held: of arrays of which others can be made, and which backward does not need, those that are `LITTLE`, and of
+            the others about the square root of their number: bytes of each, and the first step that does not need it.
+            They are there as long as others are made of them, so that not all of these are made at once.
         bit: of each of the arrays and of what is held, a bit of its own.
         made: of each call of forward, which of the arrays it writes.
         looks: of each call of forward, the bits of what matters to how it is made to run again, its own among them.
@@ -179,9 +186,8 @@ class Pass:
             before = unit
         self.starts = [[unit.start for unit in units] for units in drawn.units]
         last = {operand.memory: at for at, each in enumerate(forward) for operand in each.present()}
-        bridges = again.bridges()
-        again.held = bridges[:: max(1, math.isqrt(len(bridges)))]
         nbytes = {memory: size for written in self.writes for memory, size, _ in written}
+        again.held = _held({memory: nbytes[memory] for memory in again.bridges()})
         self.held = {memory: (nbytes[memory], bisect_right(self.starts[0], last[memory])) for memory in again.held}
         own = (each for each in found if each.until == 0 and not each.late)
         self.arrays = self._arrays(drawn, {each.memory: each for each in own})
@@ -297,17 +303,21 @@ class Pass:
                     waiting.append(made)
         return frozenset(runs), frozenset(needs & self.bit.keys())
 
-    def choose(self, room: int, price: float, sparing: bool = False, power: int = 1) -> Choice:
+    def choose(
+        self, room: int, price: float, sparing: bool = False, power: int = 1, begun: Mapping[SyncedMemory, str] = _KEEP
+    ) -> Choice:
         """What to do without so that no step has more than `room` bytes in use, as far as that can be.
 
         `price` is the part of a copy's time that it is reckoned to take where the link has time for it. If `sparing`,
         it begins with all made anew that can be, in stretches from what is held, of which what there is room for is
-        not: where one by one nothing helps but many, that finds them. What there is room for in the end is found by
-        what it costs for its bytes to this power.
+        not: where one by one nothing helps but many, that finds them. Or it begins with what is `begun`, in what way
+        each. What there is room for in the end is found by what it costs for its bytes to this power.
         """
         plans = list[Choice]()
         for first in (3, len(WAYS)):  # to wait for copies is for where there is no other way, or else for all
             state = _State(self, price, power)
+            for memory, way in begun.items():
+                state.settle(state.turn(memory, way))
             if sparing:
                 for memory in [memory for memory, array in self.arrays.items() if ANEW in array.start]:
                     state.settle(state.turn(memory, ANEW))
@@ -322,6 +332,14 @@ class Pass:
             if plans[-1].over <= 0:
                 break
         return min(plans, key=lambda each: each.over)
+
+
+def _held(bridges: Mapping[SyncedMemory, int]) -> list[SyncedMemory]:
+    """What is held (`Pass`) of what may be, of which the bytes are given."""
+    little = LITTLE * max(bridges.values(), default=0)
+    large = [memory for memory, nbytes in bridges.items() if nbytes > little]
+    some = {*large[:: max(1, math.isqrt(len(large)))]}
+    return [memory for memory, nbytes in bridges.items() if nbytes <= little or memory in some]
 
 
 @dataclasses.dataclass(slots=True)
@@ -599,17 +617,34 @@ class _State:
         self._copying = self._coming = None
 
     def beside(self) -> np.ndarray:
-        """Bytes in use while arrays are made before a step, beyond those that are in use in the step itself."""
-        whole, result, done = self.whole, np.zeros_like(self.load), set[int]()
+        """Bytes in use while arrays are made before a step, and of what others are made of later, beyond those that are
+        in use in the step itself."""
+        whole, result, ran = self.whole, np.zeros_like(self.load), dict[int, int]()
         made: dict[int, list[SyncedMemory]] = defaultdict(list)
         for memory in self._made:
             made[self._need[memory]].append(memory)
         for step, arrays in sorted(made.items()):
-            runs = sorted({at for memory in arrays for at in self._made[memory][0]} - done)
-            done.update(runs)
+            runs = sorted({at for memory in arrays for at in self._made[memory][0]} - ran.keys())
+            ran.update(dict.fromkeys(runs, step))
             there = sum(whole.arrays[memory].size for memory in arrays) + int(whole.born[step])
             result[step] = max(0, self._most(runs) - there)
-        return result
+        return result + self._waiting(ran)
+
+    def _waiting(self, ran: Mapping[int, int]) -> np.ndarray:
+        """Bytes of what is made in one step, and nobody reads but calls that run again before a later one; given of
+        each of these the step."""
+        whole, last = self.whole, dict[tuple[int, SyncedMemory], int]()
+        for at, step in ran.items():
+            for each in whole.inputs[at]:
+                if each.source not in self._made and ran.get(each.made, step) < step:
+                    key = each.made, each.source
+                    last[key] = max(step, last.get(key, 0))
+        change = np.zeros(len(self.load) + 1, self.load.dtype)
+        for (at, memory), step in last.items():
+            nbytes = next(nbytes for written, nbytes, _ in whole.writes[at] if written is memory)
+            change[ran[at] + 1] += nbytes
+            change[step + 1] -= nbytes
+        return np.cumsum(change)[:-1]
 
     def _most(self, runs: Sequence[int]) -> int:
         """Bytes that calls which run again have at the most of what they make."""

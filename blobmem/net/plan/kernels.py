@@ -1,5 +1,6 @@
 """Compiled: arrays put one after another at the lowest offset that is free while they live, and a search for an order;
-and what choices of what is made anew, or evicted, ask most often.
+what choices of what is made anew, or evicted, ask most often;
+and minimum cuts.
 
 Steps and sizes are int64, sizes and offsets in units of the alignment. All is a function of the arguments alone.
 """
@@ -141,3 +142,67 @@ def beyond_turn(
             come += copy[index]
             begin = min(begin, wanted[index] - come)
     return end - turn, turn - begin
+
+
+@kernel
+def max_flow(tails: Ints, heads: Ints, capacities: Ints, nodes: int) -> tuple[int, Ints]:
+    """The largest flow from the last node but one to the last one, by Dinic's algorithm, which is the minimum cut; and
+    of each node whether it is on the first one's side of that: from 0 on if so, else -1."""
+    source, sink, count = nodes - 2, nodes - 1, len(tails)
+    to, left = np.empty(2 * count, np.int64), np.zeros(2 * count, np.int64)
+    start = np.zeros(nodes + 1, np.int64)  # of each node its edges, those back among them, in `order`
+    for edge in range(count):
+        to[2 * edge], to[2 * edge + 1], left[2 * edge] = heads[edge], tails[edge], capacities[edge]
+        start[tails[edge] + 1] += 1
+        start[heads[edge] + 1] += 1
+    for node in range(nodes):
+        start[node + 1] += start[node]
+    order, place = np.empty(2 * count, np.int64), start[:-1].copy()
+    for edge in range(2 * count):
+        tail = to[edge ^ 1]
+        order[place[tail]] = edge
+        place[tail] += 1
+    flow, path, queue = 0, np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    while True:
+        level = np.full(nodes, -1)
+        level[source], queue[0], begin, end = 0, source, 0, 1
+        while begin < end:
+            node = queue[begin]
+            begin += 1
+            for at in range(start[node], start[node + 1]):
+                edge = order[at]
+                if left[edge] > 0 and level[to[edge]] < 0:
+                    level[to[edge]] = level[node] + 1
+                    queue[end] = to[edge]
+                    end += 1
+        if level[sink] < 0:
+            return flow, level
+        place = start[:-1].copy()
+        depth, node = 0, source
+        while True:  # from the source on, as far as levels lead; back where they do not
+            if node == sink:
+                least = left[path[0]]
+                for at in range(depth):
+                    least = min(least, left[path[at]])
+                flow += least
+                for at in range(depth - 1, -1, -1):
+                    left[path[at]] -= least
+                    left[path[at] ^ 1] += least
+                    if left[path[at]] == 0:
+                        depth, node = at, to[path[at] ^ 1]
+                continue
+            while place[node] < start[node + 1]:
+                edge = order[place[node]]
+                if left[edge] > 0 and level[to[edge]] == level[node] + 1:
+                    break
+                place[node] += 1
+            if place[node] < start[node + 1]:
+                path[depth] = edge
+                depth += 1
+                node = to[edge]
+            elif node == source:
+                break
+            else:
+                depth -= 1
+                node = to[path[depth] ^ 1]
+                place[node] += 1

@@ -19,6 +19,7 @@ from blobmem.net.fusion import ops_of
 from blobmem.net.plan import rounds
 from blobmem.net.plan.again import Again, Less
 from blobmem.net.plan.choice import Choice, Pass
+from blobmem.net.plan.cuts import Cuts, Without
 from blobmem.net.plan.evict import Candidate, candidates, loads, loads_without, lowest
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.recompute import usual as usual_set
@@ -37,6 +38,9 @@ PRICES = (0.3, 0.03, 0.1, 1.0, 9.0)
 
 LARGE = ((0.15, True, 0), (0.3, True, 0), (0.1, True, 1))
 """Prices, and how else `Pass.choose` chooses, of a net of `MANY` arrays, or in slices: few plans of it are compared."""
+
+CUT = 0.15
+"""The price where it begins with minimum cuts."""
 
 HOPELESS = 1.25
 """Where plans of the first of these prices seem to take so many times as long as one with rounds, no more are made."""
@@ -138,8 +142,8 @@ class Made:
         return self.drawn
 
 
-Tried = tuple[float, bool, int]
-"""How `Pass.choose` chooses: the price, whether sparing, and the power."""
+Tried = tuple[float, bool, int] | tuple[float, bool, int, Without]
+"""How `Pass.choose` chooses: the price, whether sparing, the power, and what it begins with."""
 
 Apart = Mapping[tuple[int, Any], int]
 """How many calls may run as one from a layer's calls of an op on."""
@@ -204,7 +208,7 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way
     least time comes first. What turns out to need more than it was chosen for is chosen again, for as much less."""
     few = len(whole.arrays) < MANY and net._abreast is None
     tries: Iterable[Tried] = itertools.product(PRICES[:1], (False, True), (0, 1)) if few else LARGE
-    found = [(whole.choose(room, *each), each) for each in tries]
+    found = [(whole.choose(room, *each), each) for each in (*tries, *_cut(whole, room))]
     if few and not _is_hopeless(whole, room, [choice for choice, _ in found]):
         tries = itertools.product(PRICES[1:], (False, True), (0, 1))
         found += [(whole.choose(room, *each), each) for each in tries]
@@ -229,6 +233,11 @@ def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way
                 most -= 1
         if not most:
             break
+
+
+def _cut(whole: Pass, room: int) -> list[Tried]:
+    """How `Pass.choose` chooses from minimum cuts on."""
+    return [(CUT, False, 0, begun) for begun in Cuts(whole).found(room)]
 
 
 def _is_hopeless(whole: Pass, room: int, choices: Iterable[Choice]) -> bool:

@@ -1,50 +1,16 @@
 """What a pass does without where there is not room for all."""
 
 import pytest
-from plan_nets import DATA, conv, layer, loss, made
+from plan_nets import BLOCKS, BRIDGED, CHAIN, drafted, loss, made, whole
 
 from blobmem import SimulatedDevice
-from blobmem.net.plan import Again, Uses, times
-from blobmem.net.plan.again import Less
-from blobmem.net.plan.choice import Pass
-from blobmem.net.plan.evict import candidates, loads
-from blobmem.net.plan.places import draft
-from blobmem.net.plan.times import Times
-from blobmem.ops.call import memories
-from blobmem.ops.registry import table
-
-BLOCKS = 16
-POOL = "pooling_param { kernel_size: 3 stride: 1 pad: 1 }"
-CHAIN = DATA.replace("dim: 6 dim: 5", "dim: 32 dim: 32") + "".join(
-    conv(f"c{at}", f"p{at - 1}" if at else "data") + layer("Pooling", f"p{at}", f"c{at}", f"p{at}", f"{POOL[:-1]} pool: AVE }}")
-    for at in range(BLOCKS)
-)  # fmt: skip
-"""Convolutions that read what a pool made, of which each is made of the one before alone."""
-BRIDGED = DATA.replace("dim: 6 dim: 5", "dim: 32 dim: 32") + conv("s", "data") + "".join(
-    layer("Pooling", f"p{at}", f"x{at - 1}" if at else "s", f"p{at}", f"{POOL[:-1]} pool: AVE }}")
-    + conv(f"c{at}", f"p{at}")
-    + layer("Eltwise", f"x{at}", f"{f'x{at - 1}' if at else 's'} c{at}", f"x{at}")
-    for at in range(BLOCKS)
-)  # fmt: skip
-"""Convolutions, each of a pool of the sum so far, which backward does not read."""
+from blobmem.net.plan import times
+from blobmem.net.plan.evict import loads
 
 
 @pytest.fixture(scope="module")
 def net():
     return made(CHAIN + loss(f"p{BLOCKS - 1}"), SimulatedDevice(), "train")
-
-
-def drafted(net, anew, held=()):
-    calls = net._made(Less(anew, held), 1)
-    return calls, draft(net, calls.schedules, calls.kept)
-
-
-def whole(net):
-    calls, drawn = drafted(net, ())
-    passes, ops = (calls.forward, calls.backward), table("host")
-    free = net._free({*memories([*calls.forward, *calls.backward])})
-    again = Again(Uses(*passes, ops), free, ops)
-    return Pass(again, drawn, candidates(*passes, drawn, free, ops), Times(net.device))
 
 
 def test_a_chain_is_made_anew_in_stretches(net, monkeypatch):
