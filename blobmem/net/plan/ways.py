@@ -37,7 +37,11 @@ PRICES = (0.3, 0.03, 0.1, 1.0, 9.0)
 """What part of their time copies are reckoned to take where the link has time for them, in plans that are compared."""
 
 LARGE = ((0.15, True, 0), (0.3, True, 0), (0.1, True, 1))
-"""Prices, and how else `Pass.choose` chooses, of a net of `MANY` arrays, or in slices: few plans of it are compared."""
+"""Prices, and how else `Pass.choose` chooses, of a net of `SEVERAL` arrays, or in slices: few plans of it are
+compared."""
+
+SEVERAL = 250
+"""Of a net of so many arrays some choices begin with minimum cuts: for fewer the searches are as good."""
 
 CUT = 0.15
 """The price where it begins with minimum cuts."""
@@ -206,9 +210,10 @@ def glance(net: Net, room: int, times: Times) -> tuple[int, float]:
 def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way]:
     """Those by which arrays are chosen that are made anew, once each, with room for them: what is reckoned to take
     least time comes first. What turns out to need more than it was chosen for is chosen again, for as much less."""
-    few = len(whole.arrays) < MANY and net._abreast is None
+    cuts = len(whole.arrays) >= SEVERAL
+    few = not cuts and net._abreast is None
     tries: Iterable[Tried] = itertools.product(PRICES[:1], (False, True), (0, 1)) if few else LARGE
-    found = [(whole.choose(room, *each), each) for each in (*tries, *_cut(whole, room))]
+    found = [(whole.choose(room, *each), each) for each in (*tries, *(_cut(whole, room) if cuts else ()))]
     if few and not _is_hopeless(whole, room, [choice for choice, _ in found]):
         tries = itertools.product(PRICES[1:], (False, True), (0, 1))
         found += [(whole.choose(room, *each), each) for each in tries]
