@@ -21,7 +21,8 @@ cut; that sum, less the price of the bytes that there may be, is never more than
 counts.
 
 Slices of the batch whose gradients come with the loss, in forward, are no mix of these, nor are moments and gradients
-that are had from what a wide convolution reads (`net.plan.sources`): a step with such may take less.
+that are had from what a wide convolution reads (`net.plan.sources`), nor what is joined of the parts of what it is made
+of (`net.plan.joins`): a step with such may take less.
 
 Nor is a step of any such mix faster than the one that was measured without a limit, which does what every other has to
 do: there is time between calls, and a GPU that never waits is slower. Where it took less than the sum of its calls,

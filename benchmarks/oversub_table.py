@@ -32,8 +32,8 @@ LIMITS = """
 The same with limits, or the net's least where that is larger: what is held, MB that leave and come back in a step,
 speed against no limit, the two steps taking turns; the floor, which no mix of keeping, evicting before backward and
 making anew is faster than (`benchmarks/floor.py`), nor is the step without a limit; slices that have their gradients
-with the loss are no such mix, nor are moments and gradients had from what wide convolutions read, and may be. Bold is
-the fastest of those that hold no more than the limit.
+with the loss are no such mix, nor are moments and gradients had from what wide convolutions read, nor what is joined of
+parts of parts, and may be. Bold is the fastest of those that hold no more than the limit.
 
 | net, batch | GPU | math | need / limit | limit, MiB | held, MiB | out, MB | in, MB | ours, ms | speed | floor, ms | ours / floor | `save_on_cpu`, MiB | ms | checkpointed, MiB | ms | segments |
 | --- | --- | --- |{bars}
