@@ -2,12 +2,12 @@
 still there."""
 
 import numpy as np
-from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made
+from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made, whole
 
 from blobmem import SimulatedDevice
 from blobmem.devices import HOST
 from blobmem.memory.blob import Blob
-from blobmem.net.plan import times
+from blobmem.net.plan.choice import ANEW
 from blobmem.net.plan.joins import PARTS, joined
 from blobmem.ops.call import call, overwrite, read, write
 from blobmem.ops.registry import table
@@ -96,10 +96,12 @@ def test_a_net_that_has_no_room_reads_parts_with_the_same_bits():
     assert most == [2, PARTS]
 
 
-def test_of_what_is_joined_the_parts_are_held(monkeypatch):
-    """So that each can be made anew without those before it, and without convolutions; with no link to speak of."""
-    monkeypatch.setattr(times, "LINK", 1.0)
-    *_, net = limited(0.7)
-    again = net.compiled()[1].calls
-    assert len(joins(again)) > BLOCKS // 2
-    assert not [each for each in again if each.op == "conv_forward"]
+def test_of_what_is_joined_the_parts_are_held():
+    """So that each can be made anew without those before it, and without convolutions."""
+    *_, net = limited(0.8)
+    net.compiled()
+    every = whole(net)
+    wanted = {memory for memory, array in every.arrays.items() if ANEW in array.start}
+    runs = set().union(*(every.chain(memory, wanted)[0] for memory in wanted))
+    assert {memory.name for memory in every.held} >= {f"c{at}" for at in range(BLOCKS - 2)}
+    assert {str(every.again.uses.forward[at].op) for at in runs} == {"max_pool_forward", "concat_forward"}
