@@ -426,7 +426,7 @@ class Compilation:
 
     def take_sources(self) -> bool:
         """Let the calls that are made from now on, for this plan, have gradients of batch norms from what is convolved
-        where that may be (`plan.sources`): whether it may anywhere."""
+        where that may be (`plan.sources`), and join parts of what is joined (`plan.joins`): whether any do."""
         before = [each.operands for each in self._emitted_with({}).forward]
         self._short = True
         emitted = self._emitted_with({})

@@ -51,7 +51,7 @@ class Emitted:
         Args:
             free: memories that nobody reads but these calls.
             ops: those of the device.
-            short: there is no room for the usual calls (`from_sources`).
+            short: there is no room for the usual calls (`joined`, `from_sources`).
         """
         backward, of_tops = read_tops(self.forward, self.backward, free, ops)
         backward, of_pools = shut_in_pools(self.forward, backward, free, ops)
