@@ -157,13 +157,10 @@ class Again:
         return needed or made not in self.may or memory not in self.free
 
     def bridges(self) -> list[SyncedMemory]:
-        """What backward does not read, and several calls of forward do, or one that joins it to others, in order: what
-        may be held."""
+        """What backward does not read, and several calls of forward do, in order: what may be held."""
         forward, users = self.uses.forward, Counter[SyncedMemory]()
         for at, each in enumerate(forward):
-            weight = 2 if each.op == "concat_forward" else 1
-            for memory in {*_read(each)}:
-                users[memory] += weight * (self.maker(memory, at) == self.uses.last_write(memory))
+            users.update(memory for memory in {*_read(each)} if self.maker(memory, at) == self.uses.last_write(memory))
         found = [memory for memory, number in users.items() if number > 1 and memory not in self.uses.read]
         found = [memory for memory in found if memory in self.free and self.uses.last_write(memory) in self.may]
         return sorted(filter(self.uses.stays, found), key=self.uses.last_write)
