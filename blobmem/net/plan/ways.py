@@ -41,7 +41,7 @@ LARGE = ((0.15, True, 0), (0.3, True, 0), (0.1, True, 1))
 compared."""
 
 SEVERAL = 250
-"""Of a net of so many arrays some choices begin with minimum cuts: for fewer the searches are as good."""
+"""Of a net of so many arrays, not in slices, some choices begin with minimum cuts: for fewer searches are as good."""
 
 CUT = 0.15
 """The price where it begins with minimum cuts."""
@@ -210,7 +210,7 @@ def glance(net: Net, room: int, times: Times) -> tuple[int, float]:
 def _chosen_ways(net: Net, whole: Pass, apart: Apart, room: int) -> Iterator[Way]:
     """Those by which arrays are chosen that are made anew, once each, with room for them: what is reckoned to take
     least time comes first. What turns out to need more than it was chosen for is chosen again, for as much less."""
-    cuts = len(whole.arrays) >= SEVERAL
+    cuts = len(whole.arrays) >= SEVERAL and net._abreast is None
     few = not cuts and net._abreast is None
     tries: Iterable[Tried] = itertools.product(PRICES[:1], (False, True), (0, 1)) if few else LARGE
     found = [(whole.choose(room, *each), each) for each in (*tries, *(_cut(whole, room) if cuts else ()))]
