@@ -108,16 +108,16 @@ class Cuts:
         whole = self._whole
         number = {memory: at for at, memory in enumerate(self._memories)}
         arrays, calls = len(number), len(whole.inputs)
-        self._calls, units = arrays, arrays + calls
+        units = arrays + calls  # where the nodes begin of what runs as one; those of calls are behind the arrays'
         source, sink = units + calls, units + calls + 1
         edges, priced = list[tuple[int, int, int]](), list[tuple[int, int]]()
         for memory, at in number.items():
             if self._may[0, at]:
                 edges.append((source, at, ENDLESS))
                 priced.append((len(edges), at))
-                edges.append((at, self._calls + whole.maker[memory], 0))
+                edges.append((at, arrays + whole.maker[memory], 0))
         for at, inputs in enumerate(whole.inputs):
-            edges.append((self._calls + at, units + whole.unit[at], ENDLESS))
+            edges.append((arrays + at, units + whole.unit[at], ENDLESS))
             for each in inputs:
                 gone = each.source in number and self._may[0, number[each.source]]
                 if each.stays and not gone:
@@ -128,13 +128,15 @@ class Cuts:
                 elif each.known or other is not None:
                     continue
                 else:
-                    to = self._calls + each.made
-                edges.append((self._calls + at, to, ENDLESS))
-        for unit, members in whole.members.items():
-            edges.append((units + unit, sink, int(max(whole.cost[at] for at in members) * UNITS)))
+                    to = arrays + each.made
+                edges.append((arrays + at, to, ENDLESS))
+        ms = [max(whole.cost[at] for at in members) for members in whole.members.values()]
+        self._units, self._units_ms = units + np.array([*whole.members], np.int64), np.array(ms)
+        edges += [(int(unit), sink, int(each * UNITS)) for unit, each in zip(self._units, ms, strict=True)]
         self._tails, self._heads, self._capacities = np.array(edges, np.int64).reshape(-1, 3).T.copy()
         self._priced = np.array(priced, np.int64).reshape(-1, 2)
-        self._makers = np.array([self._calls + whole.maker[memory] for memory in self._memories], np.int64)
+        self._nodes = sink + 1
+        self._makers = np.array([arrays + whole.maker[memory] for memory in self._memories], np.int64)
 
     def found(self, room: int) -> list[Without]:
         """What a pass may do without for no step to have more than `room` bytes in use, the best first."""
@@ -193,19 +195,17 @@ class Cuts:
         """The minimum cut by the prices of a GB in each step, and of a ms of copies."""
         from blobmem.net.plan import kernels  # its compiler takes a while to import
 
-        whole, anew = self._whole, self._may[0]
+        anew = self._may[0]
         until = np.concatenate([[0.0], np.cumsum(prices)])
         kept = self._sizes * (until[self._first] - until[np.where(anew, *self._start)])
         saved = self._sizes * np.maximum(0.0, until[self._back] - until[self._start[1]])
         away = np.where(self._may[1], kept - saved + (link / BUSY + ASIDE) * self._copy_ms, np.inf)
         paid, capacities = np.minimum(np.minimum(kept, away), DEAREST), self._capacities.copy()
         capacities[self._priced[:, 0]] = (paid[self._priced[:, 1]] * UNITS).astype(np.int64) + 1
-        nodes = self._calls + 2 * len(whole.inputs) + 2
-        flow, level = kernels.max_flow(self._tails, self._heads, capacities, nodes)
+        flow, level = kernels.max_flow(self._tails, self._heads, capacities, self._nodes)
         again = anew & (level[self._makers] >= 0)
         gone = ~again & (away < kept)
         load = self._load_with([(again, self._start[0], self._first), (gone, self._start[1], self._back)])
-        units = {whole.unit[at] for at in np.flatnonzero(level[self._calls :][: len(whole.inputs)] >= 0)}
-        ms = sum(max(whole.cost[at] for at in whole.members[unit]) for unit in units)
+        ms = float(self._units_ms[level[self._units] >= 0].sum())
         beside = float(paid[~anew].sum())
         return _Solved(again, gone, load, ms, float(self._copy_ms[gone].sum()) / BUSY, flow / UNITS + beside)

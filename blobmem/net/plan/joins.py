@@ -33,9 +33,14 @@ def joined(forward: Sequence[Call], free: Container[SyncedMemory]) -> list[Call]
         for memory in [memory for memory, (_, own) in parts.items() if memory in written or _reads(own, written)]:
             del parts[memory]
         if each.op == "concat_forward" and each.operand(-1).intent is Intent.OVERWRITE:
-            parts[each.operand(-1).memory] = each, [each.operand(at) for at in range(len(each.operands) - 1)]
+            parts[each.operand(-1).memory] = each, _inputs(each)
         result.append(each)
     return result
+
+
+def _inputs(each: Call) -> list[Operand]:
+    """What a call joins."""
+    return [each.operand(at) for at in range(len(each.operands) - 1)]
 
 
 def _reads(operands: Sequence[Operand], memories: Container[SyncedMemory]) -> bool:
@@ -46,7 +51,7 @@ def _in_parts(
     each: Call, parts: dict[SyncedMemory, tuple[Call, list[Operand]]], free: Container[SyncedMemory]
 ) -> list[Operand] | None:
     """What a call reads, with the parts of one in its place; None if that is none, or has too many."""
-    operands = [each.operand(at) for at in range(len(each.operands) - 1)]
+    operands = _inputs(each)
     for at, operand in enumerate(operands):
         maker, own = parts.get(operand.memory, (None, []))
         if maker is None or operand.memory not in free or len(own) + len(operands) - 1 > PARTS:

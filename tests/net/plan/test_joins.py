@@ -2,7 +2,7 @@
 still there."""
 
 import numpy as np
-from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made, whole
+from plan_nets import DATA, POOL, assert_same, conv, iterate, layer, loss, made, whole
 
 from blobmem import SimulatedDevice
 from blobmem.devices import HOST
@@ -14,7 +14,7 @@ from blobmem.ops.registry import table
 
 BLOCKS = 12
 GROWING = DATA.replace("dim: 6 dim: 5", "dim: 16 dim: 16") + "".join(
-    layer("Pooling", f"p{at}", f"x{at - 1}" if at else "data", f"p{at}", "pooling_param { kernel_size: 3 stride: 1 pad: 1 }")
+    layer("Pooling", f"p{at}", f"x{at - 1}" if at else "data", f"p{at}", POOL)
     + conv(f"c{at}", f"p{at}", outputs=2)
     + layer("Concat", f"x{at}", f"{f'x{at - 1}' if at else 'data'} c{at}", f"x{at}")
     for at in range(BLOCKS)
