@@ -90,9 +90,9 @@ def update_early(
             pending, nbytes = [], 0
     result: list[Call] = []
     for at in range(end + 1):
-        for each in put[at]:
-            each.layer = backward[max(at - 1, 0)].layer if backward else 0
-        result += [*put[at], *calls[at : at + 1]]
+        layer = backward[max(at - 1, 0)].layer if backward else 0
+        # updates are those of all plans that are tried
+        result += [*(dataclasses.replace(each, layer=layer) for each in put[at]), *calls[at : at + 1]]
     return result
 
 

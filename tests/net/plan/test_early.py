@@ -45,6 +45,17 @@ def test_after_the_last_that_writes_the_gradient_or_reads_the_parameter(monkeypa
     assert [each.operands[-1].intent for each in calls] == [Intent.WRITE] * 4, "what was given is as it was"
 
 
+def test_each_plan_has_updates_of_its_own(params):
+    """Of which each has its layer, whichever plan was made last; what they share is what a solver sets."""
+    given, calls = updates(*params), backward(*([accumulate_diff(blob)] for blob in params))
+    first = update_early(calls, given, range(len(calls) + 1))
+    layers = [each.layer for each in first]
+    second = update_early(calls, given, [0, len(calls)])
+    assert [each.layer for each in first] == layers != [each.layer for each in second]
+    shared = {id(each.attributes) for each in given}
+    assert all(shared == {id(each.attributes) for each in found if each.op == "update"} for found in (first, second))
+
+
 @pytest.mark.parametrize("share, expected", [(1, "....abcd"), (2, "..ab..cd"), (3, "..ab..cd"), (4, ".a.b.c.d")])
 def test_updates_wait_for_a_part_of_all_bytes(monkeypatch, params, share, expected):
     monkeypatch.setattr(early, "SHARE", share)
