@@ -56,6 +56,17 @@ def pytest_runtest_teardown():
     forget_workspaces()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _searches():
+    """Plans are searched for: not what another test, or run, has found for a net and kept."""
+    from blobmem.net.plan import levels
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(levels.Kept, "find", lambda kept: None)
+        patch.setattr(levels.Kept, "keep", lambda kept, found: None)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _small_heap():
     """Keep what there is when a module begins (the tests, what numba has read and compiled) out of garbage collections.

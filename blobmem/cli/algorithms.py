@@ -17,7 +17,8 @@ long calls take. Each distinct convolution is timed once, when a net that has it
 backward when it is first trained there (`--backward-streams`), and all calls of a step where a net is first trained in
 less memory than it needs (`--device-memory`); this then serves every net and process, and predicts footprints and times
 where there is no GPU. There is a file per GPU model, cuDNN version and math: some come with the package, the others are
-in the user's cache folder, or in the folder that BLOBMEM_CACHE names.
+in the user's cache folder, or in the folder that BLOBMEM_CACHE names. How a net is best trained in less memory is kept
+there, too, so that only the first process searches for it.
 """
 
 LIST = (
@@ -25,7 +26,10 @@ LIST = (
     "Of a net's backward: what goes into its first convolution, how many calls, their digest, how many streams, the ms."
     " Of a call: its op, a digest of what it takes and how, the bytes of that, the ms."
 )
-CLEAR = "Deletes the user's files, so that nets built from now on search anew. Those of the package stay."
+CLEAR = (
+    "Deletes the user's files, and how nets are trained in less memory, so that nets built from now on search anew. "
+    "Those of the package stay."
+)
 EXPORT = (
     "Writes all choices, the user's and the package's, into files of the same names in FOLDER, to be used elsewhere."
 )
@@ -65,9 +69,10 @@ def run_list(args: argparse.Namespace, output: Output) -> int:
 
 def run_clear(args: argparse.Namespace, output: Output) -> int:
     """Delete the user's files."""
+    from blobmem.net.plan import recipes
     from blobmem.ops.cuda import algorithms
 
-    for path in algorithms.folder().glob("*.json"):
+    for path in (path for folder in (algorithms.folder(), recipes.folder()) for path in folder.glob("*.json")):
         path.unlink(missing_ok=True)
         output.event("clear", f"{path}: deleted", path=path)
     return 0

@@ -44,7 +44,7 @@ from blobmem.net.plan.bringing import bring_state
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.times import COPIES, Reckoned, Times, looked_up_once, reckon
-from blobmem.net.plan.ways import Made
+from blobmem.net.plan.ways import Made, Recipe
 from blobmem.net.schedule import Schedule, Span, first_uses, joints
 from blobmem.net.sharing import FoldedAway, InSlices, NeverWhole, SharingGroup, halves
 from blobmem.net.steps import Done
@@ -257,7 +257,7 @@ class Compilation:
         self.brings = self._evicted_now()
         made = Made(
             forward, backward, remade, kept, passing, again=again, absent=absent, anew=self._anew,
-            sliced=emitted.sliced, own=emitted.arrays,
+            sliced=emitted.sliced, own=emitted.arrays, recipe=Recipe(less, self._abreast),
         )  # fmt: skip
         if bring:
             made = bring_state(this, made)

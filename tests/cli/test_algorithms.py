@@ -1,5 +1,6 @@
 import pytest
 
+from blobmem.net.plan import recipes
 from blobmem.ops.cuda import algorithms
 from blobmem.ops.cuda.algorithms import Choice
 
@@ -35,9 +36,11 @@ def test_list_of_nothing(blobmem):
 
 def test_clear_leaves_those_of_the_package(blobmem):
     mine()
+    recipes.folder().mkdir()
+    (recipes.folder() / "plan.json").write_text("{}")
     result = blobmem("algorithms", "clear")
-    assert (result.code, len(result.events("clear"))) == (0, 1)
-    assert algorithms.files() == [algorithms.SHIPPED / NAME]
+    assert (result.code, len(result.events("clear"))) == (0, 2)
+    assert algorithms.files() == [algorithms.SHIPPED / NAME] and not [*recipes.folder().iterdir()]
 
 
 def test_export_merges(blobmem, tmp_path):

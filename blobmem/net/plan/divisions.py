@@ -26,7 +26,7 @@ from blobmem.net.plan.places import draft, drafted
 from blobmem.net.plan.rooms import LEAST, in_rooms, rooms_of
 from blobmem.net.plan.slices import Division, Sliced, Slicer, by_item
 from blobmem.net.plan.times import Times
-from blobmem.net.plan.ways import Made, Way, again_in, candidates_in, least_loads, usual_ways, way_with
+from blobmem.net.plan.ways import Made, Recipe, Way, again_in, least_loads, usual_ways, way_of, way_with
 from blobmem.net.schedule import Unit
 from blobmem.ops.call import memories
 from blobmem.ops.registry import table
@@ -255,6 +255,17 @@ def longer(net: Net, layers: tuple[int, int]) -> list[tuple[int, int]]:
     return [] if end is None else [(first, end)]
 
 
+def way_divided(net: Net, made: Made, recipe: Recipe) -> Way | None:
+    """The calls in slices as a recipe has them; None if they cannot be."""
+    assert recipe.division is not None
+    *division, kept, at_once = recipe.division
+    first, last, count = division
+    net._have(made)
+    slicer = _slicer(net, made)
+    found = slicer.at_once(first, count) if at_once else slicer.sliced(first, last, count, kept)
+    return None if found is None else _InSlices(net, made, found, 0).way(recipe.rooms)
+
+
 def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int, part: float) -> Way:
     """The calls in slices, with those that bring evicted state; convolutions may take such a part of what arrays
     leave."""
@@ -284,11 +295,17 @@ class _InSlices:
         """These calls, convolutions with those rooms."""
         net, forward = self._net, len(self._made.forward)
         calls = in_rooms(self._calls, dict(rooms))
-        made = dataclasses.replace(self._made, forward=calls[:forward], backward=calls[forward:])
+        sliced = self._made.sliced
+        assert sliced is not None
+        division = *sliced.layers, sliced.number, sliced.kept, sliced.at_once
+        made = dataclasses.replace(
+            self._made, forward=calls[:forward], backward=calls[forward:],
+            recipe=self._made.recipe._replace(division=division, rooms=rooms),
+        )  # fmt: skip
         net._have(made)
         made.bound = net._scheduled(made.forward, made.backward, made.passing)
         made.drawn = draft(net, made.schedules, made.kept)
-        return Way(made, *candidates_in(net, made.forward, made.backward, made.places))
+        return way_of(net, made)
 
 
 def _within(made: Made, first: int, last: int) -> list[int]:

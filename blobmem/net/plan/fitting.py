@@ -96,11 +96,16 @@ def fits(net: Net, made: Made) -> bool:
     made.drawn = draft(net, made.schedules, made.kept)
     if net.device.most_bytes is None:
         return True
-    room = room_of(net, made)
-    if max(made.places.layout.nbytes, _others(net, room)[0]) > room:
+    if not has_room(net, made):
         return False
     made.ms = reckon(made.places, Times(net.device)).ms
     return True
+
+
+def has_room(net: Net, made: Made) -> bool:
+    """Whether there is room for the calls, on a device that has a limit, and for what others need of the arena."""
+    room = room_of(net, made)
+    return max(made.places.layout.nbytes, _others(net, room)[0]) <= room
 
 
 def forward_fitting(net: Net, made: Made) -> Made:
@@ -200,21 +205,22 @@ def _evicted(net: Net, way: Way, rooms: tuple[int, int], times: Times) -> Iterat
         before, chosen = chosen, choose(way.found, way.load, target, way.away or ())
         if chosen != before:
             if floor <= room:
-                yield _without(net, way, chosen, times, enough, room)
-            trial = _without(net, way, chosen, times, enough)
+                yield without(net, way, chosen, times, enough, room)
+            trial = without(net, way, chosen, times, enough)
             yield trial
         if target == floor:
             break
         target = max(floor, target - max(trial.places.layout.nbytes - room, room // 64))
     else:
-        yield _without(net, way, choose(way.found, way.load, floor, way.away or ()), times, enough)
-    yield _without(net, way, way.found, times)  # as small as can be
+        yield without(net, way, choose(way.found, way.load, floor, way.away or ()), times, enough)
+    yield without(net, way, way.found, times)  # as small as can be
 
 
-def _without(net: Net, way: Way, chosen: Sequence[Candidate], times: Times, enough: int = 0, room: int = 0) -> Made:
+def without(net: Net, way: Way, chosen: Sequence[Candidate], times: Times, enough: int = 0, room: int = 0) -> Made:
     """The calls with these arrays evicted, in an arena of `enough` bytes or as small as can be. With `room` for their
     loads they come back as early as their copies want, and stay until they have left."""
-    made, device = way.made, net.device
+    made, device, number = way.made, net.device, {each: at for at, each in enumerate(way.found)}
+    recipe = made.recipe._replace(away=tuple(number[each] for each in chosen), room=room, enough=enough)
     first, starts = len(made.places.units[0]), [unit.start for unit in made.places.units[1]]
     soon = ahead(chosen, way.load, made.places, times, int(EARLY * room))
     early = {each: starts[step - first] for each, step in soon.items()}
@@ -231,7 +237,7 @@ def _without(net: Net, way: Way, chosen: Sequence[Candidate], times: Times, enou
         drawn = next((each for each in longer if each.layout.nbytes <= enough), drawn)
     return dataclasses.replace(
         made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,
-        homes=found.homes, fetched=fetched, evicted=travelling(chosen),
+        homes=found.homes, fetched=fetched, evicted=travelling(chosen), recipe=recipe,
     )  # fmt: skip
 
 

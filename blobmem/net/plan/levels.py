@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Container, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,15 +18,14 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.divisions import longer, runs_abreast
-from blobmem.net.plan.evict import SLACK, lingering, loads
 from blobmem.net.plan.fitting import fits, fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
+from blobmem.net.plan.recipes import Kept
 from blobmem.net.plan.slices import Division, Sliced
-from blobmem.net.plan.state import content_of, copies_state, is_torn, staying, whiles_of, with_moved
+from blobmem.net.plan.sooner import sooner
+from blobmem.net.plan.state import is_torn, staying, whiles_of
 from blobmem.net.plan.times import COPIES, Times, reckon
-from blobmem.net.plan.uses import moved
 from blobmem.net.plan.ways import GOOD, MANY, Made, glance
-from blobmem.net.schedule import Unit
 from blobmem.ops.call import Call
 from blobmem.ops.registry import table
 
@@ -59,14 +58,6 @@ its state staying."""
 
 ABREAST = 2
 """How many plans with slices abreast are made."""
-
-SOONER = (0.97, 0.91, 0.83, 0.76)
-"""What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
-between them take the rest."""
-
-FIRST, LAST, AROUND = ORDERS = "first", "last", "around"
-"""Where there is no room for all to come before it is needed, what is needed first is the first to have it, or what is
-needed last; or the first, before arrays that come back anyway and would be in its way on the link."""
 
 SPREADS = (0.9, 0.8)
 """How much of the room arrays may take where pieces of state come and go all the while: the first, or any where some of
@@ -145,16 +136,28 @@ def _fitted(net: Net, made: Made) -> Made:
         return made
     if net.take_sources():
         made = net._made()
+    made.drawn = made.drawn or draft(net, made.schedules, made.kept)
+    kept = Kept(net, made, [*_state_of(net)]) if hasattr(net.device, "model") else None
+    best = None if kept is None else kept.find()
+    if best is None:
+        best = _searched(net, made)
+        if kept is not None:
+            kept.keep(best)
+    net.evict_state(best.state)
+    net.brings = {*best.state}
+    return best
+
+
+def _searched(net: Net, made: Made) -> Made:
+    """The best that a search finds."""
+    net.evict_state({})
     best = _fits(net, made)
-    if best is made:
-        return made
     try:
-        best = _Search(net, made, best).run()
+        if best is not made:
+            best = _Search(net, made, best).run()
         if isinstance(best, OutOfDeviceMemory):
             net.evict_state({})
             raise best
-        net.evict_state(best.state)
-        net.brings = {*best.state}
         return best
     finally:
         del best  # which would keep itself, if it is an error, by its frames
@@ -346,7 +349,7 @@ def _fits(
         return error.with_traceback(None)
     for each in found:
         each.state, each.spread = {memory: memory.staying for memory in net._evicted}, net.spread
-    return min((_sooner(net, each) for each in found), key=_rank) if net._evicted else found[0]
+    return min((sooner(net, each) for each in found), key=_rank) if net._evicted else found[0]
 
 
 def _rank(found: Made | OutOfDeviceMemory, good: float = 0.0) -> tuple[bool, float, int]:
@@ -360,113 +363,6 @@ def _first(candidates: Sequence[_Candidate], part: float) -> tuple[_Candidate, .
     """The first of them that are such a part of all bytes."""
     sizes = np.cumsum([0, *(each.size for each in candidates)])
     return tuple(candidates[: int(np.searchsorted(sizes, part * sizes[-1]))])
-
-
-def _sooner(net: Net, made: Made) -> Made:
-    """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
-    room, times, best = room_of(net, made), Times(net.device), made
-    known: dict[Any, Made | None] = {}  # orders may come to the same
-    net._have(made)
-    for order in ORDERS:
-        before = math.inf
-        for part in SOONER:
-            tight = int(part * room)
-            moves = _moves(made, tight, times, order)
-            same = tight, *(frozenset(each.items()) for each in moves)
-            if same not in known:
-                known[same] = _with_state_sooner(net, made, (tight, room), times, moves)
-            found = known[same]
-            if found is not None:
-                best = min(best, found, key=_rank)
-                if found.ms >= before:
-                    break  # gaps are no more what is in the way
-                before = found.ms
-    return best
-
-
-def _with_state_sooner(
-    net: Net, made: Made, rooms: tuple[int, int], times: Times, moves: tuple[dict[int, int], dict[int, int]]
-) -> Made | None:
-    """The calls, with state fetched where `_moves` says, if all has places in the second of the rooms; arrays stay
-    until they have left where the loads are no more than the first."""
-    tight, room = rooms
-    early, in_backward = moves
-    if not early and not in_backward:
-        return None
-    (forward, position), (backward, _) = with_moved(made.forward, early), with_moved(made.backward, in_backward)
-    schedules = net._scheduled(forward, backward, made.passing)
-    drawn = draft(net, schedules, made.kept)
-    drawn.enough = room
-    for each in (lingering(drawn, reckon(drawn, times, bytes_free=True), tight), drawn):
-        if each.layout.nbytes <= room:
-            remade, ms = moved(made.remade, position), reckon(each, times).ms
-            return dataclasses.replace(
-                made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=each, ms=ms
-            )
-    return None
-
-
-def _moves(made: Made, room: int, times: Times, order: str) -> tuple[dict[int, int], dict[int, int]]:
-    """Of forward and of backward, from where to before which call what fetches state is to go, in one of the `ORDERS`.
-
-    Copies follow one another, each as late as will do.
-    """
-    load, units = loads(made.places), [*chain(*made.places.units)]
-    turn, result = len(made.places.units[0]), (dict[int, int](), dict[int, int]())
-    begins = np.cumsum([0, *(0 if unit.calls[-1].op in COPIES else times.ms(unit.calls[-1]) for unit in units)])
-    fetches = [at for at, unit in enumerate(units) if unit.calls[-1].op == "fetch"]
-    sizes = {at: round_up(units[at].calls[-1].operand(0).view.nbytes, ALIGNMENT) for at in fetches}
-    takes = [times.copy_ms(sizes[at]) for at in fetches]
-    wanted, moved = _wanted(units, fetches, begins, takes, order == AROUND), set[int]()
-    least, before = _earliest(units, turn), 0
-    for at in reversed(fetches) if order == LAST else fetches:
-        if order == AROUND and at not in least:
-            continue
-        step, first = at, max(before, least.get(at, at))
-        while step > first and begins[step] > wanted[at] and load[step - 1] + sizes[at] <= room:
-            step -= 1
-            load[step] += sizes[at]
-        while step < at and step in sizes and step not in moved:  # what stays there is needed before
-            load[step] -= sizes[at]
-            step += 1
-        before = 0 if order == LAST else step
-        if step < at:
-            moved.add(at)
-            result[at >= turn][units[at].start] = units[step].start
-    return result
-
-
-def _wanted(
-    units: Sequence[Unit], fetches: Sequence[int], begins: np.ndarray, takes: Sequence[float], around: bool
-) -> dict[int, float]:
-    """When each copy that comes has to begin, in ms, for all to be in time; with `around`, of state alone, which comes
-    before a copy that stays where it is and would be in its way."""
-    result, latest, behind = dict[int, float](), math.inf, list[tuple[int, float]]()
-    for at, own in zip(reversed(fetches), reversed(takes), strict=True):
-        begin = float(begins[at])
-        if not around or copies_state(units[at].calls[-1]):
-            result[at] = latest = min(latest, begin - SLACK) - own
-            behind.append((at, own))
-            continue
-        latest = min(latest, begin)
-        behind = [each for each in behind if result[each[0]] < begin + own]
-        for other, takes_ms in behind:
-            result[other] = latest = latest - takes_ms
-    return result
-
-
-def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
-    """Of each unit that fetches state, the first before which it may: behind its last way out, and in its pass."""
-    result, sent = {}, dict[Any, int]()
-    for at, unit in enumerate(units):
-        each = unit.calls[-1]
-        if copies_state(each):
-            content = content_of(each)
-            if each.op == "evict":
-                sent[content] = at + 1
-            else:
-                result[at] = max(sent.get(content, 0), turn if at >= turn else 0)
-    return result
 
 
 class _Pass(NamedTuple):
@@ -499,14 +395,20 @@ def _passes(net: Net, made: Made) -> list[_Pass]:
     return found
 
 
-def _candidates(net: Net, made: Made) -> list[_Candidate]:
-    """What may be evicted, what frees most for the time that its copies take first."""
+def _state_of(net: Net) -> dict[SyncedMemory, int]:
+    """A net's parameters, what its solver keeps, and gradients, and the bytes of each."""
     params = [blob for blobs in net.params.values() for blob in blobs]
     updates = [*(net._updates or ()), *chain.from_iterable(net.updates_after())]
     kept = [operand.blob for each in updates for operand in each.operands[1:] if operand is not None]
     sizes = {blob.data_view.memory: blob.nbytes for blob in (*params, *kept)}
     if net._loss_scale is None:  # else all gradients are looked at together
         sizes.update((blob.diff_view.memory, blob.nbytes) for blob in params if blob.has_diff)
+    return sizes
+
+
+def _candidates(net: Net, made: Made) -> list[_Candidate]:
+    """What may be evicted, what frees most for the time that its copies take first."""
+    sizes = _state_of(net)
     stays = {*net.read_after(), *(life.key for life in made.places.lives.arena)}
     ops, passes, found = table(net.device.family), _passes(net, made), []
     whiles = [whiles_of(each.calls, each.places, sizes, each.together) for each in passes]

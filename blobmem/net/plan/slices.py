@@ -94,6 +94,7 @@ class Sliced(NamedTuple):
         nbytes: of what it reads of a slice.
         pieces: arrays of a slice, in place of those that are never whole.
         absent: the memories of the latter.
+        at_once: whether gradients come with the loss.
     """
 
     forward: list[Call]
@@ -105,6 +106,7 @@ class Sliced(NamedTuple):
     nbytes: int
     pieces: list[Blob]
     absent: list[SyncedMemory]
+    at_once: bool = False
 
     def divides(self, first: int, last: int) -> bool:
         """Whether a run of layers first to last would be of some of these, but not all."""
@@ -578,7 +580,7 @@ class AtOnce(Run):
         backward = [*of._backward[: back.start], *back.before, *given, *back.after, *of._backward[back.stop :]]
         remade = self._remade([], place, never)
         pieces = [*divider.pieces, *self._losses, *self._arrays.values()]
-        return Sliced(forward, backward, remade, (0, 0), self._count, 0, 0, pieces, [*never])
+        return Sliced(forward, backward, remade, (0, 0), self._count, 0, 0, pieces, [*never], True)
 
     def _results(self, crossing: Set[SyncedMemory]) -> dict[SyncedMemory, Operand] | None:
         """What the run's gradients come to, sums and what crosses its beginning, as first written; None if they are not

@@ -17,6 +17,7 @@ from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
 from blobmem.net.fusion import ops_of
 from blobmem.net.plan import rounds
+from blobmem.net.plan.abreast import Abreast
 from blobmem.net.plan.again import Again, Less
 from blobmem.net.plan.choice import Choice, Pass
 from blobmem.net.plan.cuts import Cuts, Without
@@ -90,6 +91,33 @@ GOOD = 1.05
 with rounds."""
 
 
+class Recipe(NamedTuple):
+    """By what calls came about: whoever has it need search for nothing.
+
+    Attributes:
+        less: by which less is in use; None for what is usual.
+        abreast: which layers take slices abreast, if any do.
+        division: which run of layers is in slices behind each other, in how many, how many of these are kept, and
+            whether gradients come with the loss; if one is.
+        rooms: what convolutions of a layer and op may take, in slices.
+        away: what is evicted, by position among what may be; None if nothing was to be.
+        room, enough: the loads with which that comes back early, and the bytes of an arena that is small enough.
+        moves: the loads with which state comes sooner, and where to in forward and in backward; None if it does not.
+    """
+
+    less: Less | None = None
+    abreast: Abreast | None = None
+    division: tuple[int, int, int, int, bool] | None = None
+    rooms: tuple[tuple[tuple[int, Any], int], ...] = ()
+    away: tuple[int, ...] | None = None
+    room: int = 0
+    enough: int = 0
+    moves: tuple[int, Mapping[int, int], Mapping[int, int]] | None = None
+
+
+USUAL = Recipe()
+
+
 @dataclasses.dataclass(slots=True)
 class Made:
     """The calls of a net, and what they became.
@@ -112,6 +140,7 @@ class Made:
         state: which parameters and the like are evicted for it, each but for so many first bytes.
         spread: as the net's for it.
         ms: how long it is reckoned to take.
+        recipe: by what it came about.
     """
 
     forward: list[Call]
@@ -132,6 +161,7 @@ class Made:
     state: Mapping[SyncedMemory, int] = dataclasses.field(default_factory=dict)
     spread: float = 0.0
     ms: float = 0.0
+    recipe: Recipe = USUAL
 
     @property
     def schedules(self) -> tuple[Schedule, Schedule]:
@@ -331,6 +361,11 @@ def way_with(net: Net, less: Less, bring: bool = True) -> Way:
     """The calls by which less is in use; without bringing evicted state if not `bring`."""
     made = net._made(less, 1, bring)  # the copies have streams enough
     made.drawn = draft(net, made.schedules, made.kept)
+    return way_of(net, made)
+
+
+def way_of(net: Net, made: Made) -> Way:
+    """The calls, drafted, of which whatever may be is evicted."""
     return Way(made, *candidates_in(net, made.forward, made.backward, made.places))
 
 

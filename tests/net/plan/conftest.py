@@ -4,7 +4,7 @@ from bisect import bisect, insort
 
 import pytest
 
-from blobmem.net.plan import arena, fitting, levels, rounds, ways
+from blobmem.net.plan import arena, fitting, levels, rounds, sooner, ways
 
 
 def _largest_load(lifetimes):
@@ -59,7 +59,7 @@ def few_plans():
         patch.setattr(arena, "WORK", arena.WORK // 10)
         patch.setattr(fitting, "LINGERING", fitting.LINGERING[-1:])
         patch.setattr(levels, "LEVELS", levels.LEVELS[1::2])
-        patch.setattr(levels, "SOONER", levels.SOONER[1:2])
+        patch.setattr(sooner, "SOONER", sooner.SOONER[1:2])
         patch.setattr(levels, "STAYING", ())
         patch.setattr(rounds, "WALKS", rounds.WALKS // 8)
         patch.setattr(ways, "PRICES", ways.PRICES[-1:])

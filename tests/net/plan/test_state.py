@@ -19,7 +19,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
 from blobmem.net import compilation, steps
 from blobmem.net.compilation import Compilation
-from blobmem.net.plan import levels, products, state, times, updates
+from blobmem.net.plan import levels, products, sooner, state, times, updates
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.slices import Sliced
 from blobmem.net.plan.state import content_of, is_torn, staying
@@ -297,19 +297,19 @@ def test_state_is_fetched_as_early_as_its_copies_want(monkeypatch):
 
 def test_state_has_room_in_the_best_of_all_orders(monkeypatch):
     """What is needed first the first to have it, or what is needed last, or what would come behind other copies."""
-    sooner, seen = levels._sooner, list[tuple[float, ...]]()
+    found, seen = sooner.sooner, list[tuple[float, ...]]()
 
     def compared(net, given):
         ms = list[float]()
-        for order in levels.ORDERS:
+        for order in sooner.ORDERS:
             with monkeypatch.context() as patch:
-                patch.setattr(levels, "ORDERS", (order,))
-                ms.append(sooner(net, given).ms)
-        best = sooner(net, given)
+                patch.setattr(sooner, "ORDERS", (order,))
+                ms.append(found(net, given).ms)
+        best = found(net, given)
         seen.append((best.ms, *ms))
         return best
 
-    monkeypatch.setattr(levels, "_sooner", compared)
+    monkeypatch.setattr(levels, "sooner", compared)
     monkeypatch.setattr(times, "LINK", 1e10)
     for more in (0, 0.1):
         solver(SimulatedDevice(int(least() + more * (unlimited()[0] - least())))).step(1)
@@ -320,11 +320,11 @@ def test_state_has_room_in_the_best_of_all_orders(monkeypatch):
 @pytest.mark.parametrize("begin, wanted", [(2.0, 8.7), (8.0, 7.0)])
 def test_state_comes_before_a_copy_that_would_be_in_its_way(monkeypatch, begin, wanted):
     """That of an array takes 5 ms, from the one or the other moment on; state is needed at 10, and takes 1."""
-    monkeypatch.setattr(levels, "SLACK", 0.3)
+    monkeypatch.setattr(sooner, "SLACK", 0.3)
     device = SimulatedDevice()
     homes = Parked(32, device, "array"), Blob(8, device=device).data_view.memory
     units = [SimpleNamespace(calls=[call("fetch", overwrite(Blob(8)), home=home, start=0)]) for home in homes]
-    found = levels._wanted(units, [0, 1], np.array([begin, 10.0]), [5.0, 1.0], True)
+    found = sooner._wanted(units, [0, 1], np.array([begin, 10.0]), [5.0, 1.0], True)
     assert found == {1: pytest.approx(wanted)}
 
 
@@ -645,10 +645,10 @@ def test_what_stays_is_what_is_copied_most_often_in_whole_pieces():
 
 def test_the_fastest_is_found_with_state_that_comes_sooner(monkeypatch):
     """Not before, when one that waits for its copies seems to take longer."""
-    sooner = {10.0: 9.0, 11.0: 8.0, 12.0: 11.0}
-    found = [Made([], [], [], [], set(), ms=ms) for ms in sooner]
+    comes = {10.0: 9.0, 11.0: 8.0, 12.0: 11.0}
+    found = [Made([], [], [], [], set(), ms=ms) for ms in comes]
     monkeypatch.setattr(levels, "fitting", lambda *_: found)
-    monkeypatch.setattr(levels, "_sooner", lambda net, each: replace(each, ms=sooner[each.ms]))
+    monkeypatch.setattr(levels, "sooner", lambda net, each: replace(each, ms=comes[each.ms]))
     home = SyncedMemory(64)
     home.staying = 16
     assert levels._fits(SimpleNamespace(_evicted=[home], spread=0.9), found[0]).ms == 8.0

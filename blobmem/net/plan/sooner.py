@@ -1,0 +1,143 @@
+"""Evicted state that a plan has come just before it is needed comes sooner, where there is room, so that it is there in
+time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blobmem.devices.pages import round_up
+from blobmem.memory.views import ALIGNMENT
+from blobmem.net.plan.evict import SLACK, lingering, loads
+from blobmem.net.plan.fitting import room_of
+from blobmem.net.plan.places import draft
+from blobmem.net.plan.state import content_of, copies_state, with_moved
+from blobmem.net.plan.times import COPIES, Times, reckon
+from blobmem.net.plan.uses import moved
+from blobmem.net.plan.ways import Made
+from blobmem.net.schedule import Unit
+
+if TYPE_CHECKING:
+    from blobmem.net.net import Net
+
+SOONER = (0.97, 0.91, 0.83, 0.76)
+"""What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
+between them take the rest."""
+
+FIRST, LAST, AROUND = ORDERS = "first", "last", "around"
+"""Where there is no room for all to come before it is needed, what is needed first is the first to have it, or what is
+needed last; or the first, before arrays that come back anyway and would be in its way on the link."""
+
+
+def sooner(net: Net, made: Made) -> Made:
+    """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
+    room, times, best = room_of(net, made), Times(net.device), made
+    known: dict[Any, Made | None] = {}  # orders may come to the same
+    net._have(made)
+    for order in ORDERS:
+        before = math.inf
+        for part in SOONER:
+            tight = int(part * room)
+            moves = _moves(made, tight, times, order)
+            same = tight, *(frozenset(each.items()) for each in moves)
+            if same not in known:
+                known[same] = with_state_sooner(net, made, (tight, room), times, moves)
+            found = known[same]
+            if found is not None:
+                best = min(best, found, key=lambda each: each.ms)
+                if found.ms >= before:
+                    break  # gaps are no more what is in the way
+                before = found.ms
+    return best
+
+
+def with_state_sooner(
+    net: Net, made: Made, rooms: tuple[int, int], times: Times, moves: tuple[dict[int, int], dict[int, int]]
+) -> Made | None:
+    """The calls, with state fetched where `_moves` says, if all has places in the second of the rooms; arrays stay
+    until they have left where the loads are no more than the first."""
+    tight, room = rooms
+    early, in_backward = moves
+    if not early and not in_backward:
+        return None
+    (forward, position), (backward, _) = with_moved(made.forward, early), with_moved(made.backward, in_backward)
+    schedules = net._scheduled(forward, backward, made.passing)
+    drawn = draft(net, schedules, made.kept)
+    drawn.enough = room
+    for each in (lingering(drawn, reckon(drawn, times, bytes_free=True), tight), drawn):
+        if each.layout.nbytes <= room:
+            remade, ms = moved(made.remade, position), reckon(each, times).ms
+            recipe = made.recipe._replace(moves=(tight, *moves))
+            return dataclasses.replace(
+                made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=each, ms=ms,
+                recipe=recipe,
+            )  # fmt: skip
+    return None
+
+
+def _moves(made: Made, room: int, times: Times, order: str) -> tuple[dict[int, int], dict[int, int]]:
+    """Of forward and of backward, from where to before which call what fetches state is to go, in one of the `ORDERS`.
+
+    Copies follow one another, each as late as will do.
+    """
+    load, units = loads(made.places), [*chain(*made.places.units)]
+    turn, result = len(made.places.units[0]), (dict[int, int](), dict[int, int]())
+    begins = np.cumsum([0, *(0 if unit.calls[-1].op in COPIES else times.ms(unit.calls[-1]) for unit in units)])
+    fetches = [at for at, unit in enumerate(units) if unit.calls[-1].op == "fetch"]
+    sizes = {at: round_up(units[at].calls[-1].operand(0).view.nbytes, ALIGNMENT) for at in fetches}
+    takes = [times.copy_ms(sizes[at]) for at in fetches]
+    wanted, moved = _wanted(units, fetches, begins, takes, order == AROUND), set[int]()
+    least, before = _earliest(units, turn), 0
+    for at in reversed(fetches) if order == LAST else fetches:
+        if order == AROUND and at not in least:
+            continue
+        step, first = at, max(before, least.get(at, at))
+        while step > first and begins[step] > wanted[at] and load[step - 1] + sizes[at] <= room:
+            step -= 1
+            load[step] += sizes[at]
+        while step < at and step in sizes and step not in moved:  # what stays there is needed before
+            load[step] -= sizes[at]
+            step += 1
+        before = 0 if order == LAST else step
+        if step < at:
+            moved.add(at)
+            result[at >= turn][units[at].start] = units[step].start
+    return result
+
+
+def _wanted(
+    units: Sequence[Unit], fetches: Sequence[int], begins: np.ndarray, takes: Sequence[float], around: bool
+) -> dict[int, float]:
+    """When each copy that comes has to begin, in ms, for all to be in time; with `around`, of state alone, which comes
+    before a copy that stays where it is and would be in its way."""
+    result, latest, behind = dict[int, float](), math.inf, list[tuple[int, float]]()
+    for at, own in zip(reversed(fetches), reversed(takes), strict=True):
+        begin = float(begins[at])
+        if not around or copies_state(units[at].calls[-1]):
+            result[at] = latest = min(latest, begin - SLACK) - own
+            behind.append((at, own))
+            continue
+        latest = min(latest, begin)
+        behind = [each for each in behind if result[each[0]] < begin + own]
+        for other, takes_ms in behind:
+            result[other] = latest = latest - takes_ms
+    return result
+
+
+def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
+    """Of each unit that fetches state, the first before which it may: behind its last way out, and in its pass."""
+    result, sent = {}, dict[Any, int]()
+    for at, unit in enumerate(units):
+        each = unit.calls[-1]
+        if copies_state(each):
+            content = content_of(each)
+            if each.op == "evict":
+                sent[content] = at + 1
+            else:
+                result[at] = max(sent.get(content, 0), turn if at >= turn else 0)
+    return result
