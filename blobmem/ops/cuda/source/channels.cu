@@ -151,7 +151,8 @@ template <int W, class F>
 __device__ __forceinline__ void sum_neighbours(Totals totals, double *parts, i64 outer, i64 channels, i64 splits,
                                                double (&sums)[8 * PACK][33], F sum_of) {
   int lane = threadIdx.x % (32 / W), row = threadIdx.x / (32 / W), rows = blockDim.x / (32 / W);
-  i64 first = blockIdx.x / splits * 32, s = blockIdx.x % splits, c = first + lane * W;
+  i64 groups = (channels + 31) / 32, s = quotient(blockIdx.x, groups);
+  i64 first = (blockIdx.x - s * groups) * 32, c = first + lane * W;  // neighbours read what lies next to it
   Part part(outer, s, splits);
   Lot<W> lot = {};
   if (c < channels) lot = sum_of(c, part.first + row, part.stop, rows);
