@@ -169,7 +169,7 @@ def _digest(net: Net, made: Made) -> str:
 
     def of_call(call: Call) -> Any:
         attributes = [(name, value) for name, value in sorted(call.attributes.items()) if type(value) in PLAIN]
-        op = call.op if isinstance(call.op, str) else call.op.__qualname__
+        op = call.op if isinstance(call.op, str) else getattr(call.op, "__qualname__", type(call.op).__name__)
         return call.layer, call.layer_name, op, call.once, [*map(of_operand, call.operands)], attributes
 
     facts = (
