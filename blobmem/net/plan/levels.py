@@ -149,9 +149,7 @@ def _fitted(net: Net, made: Made) -> Made:
 
 
 def _searched(net: Net, made: Made) -> Made:
-    """The best that a search finds, whatever was tried before."""
-    net.evict_state({})
-    net._have(made)
+    """The best that a search finds."""
     best = _fits(net, made)
     try:
         if best is not made:

@@ -59,11 +59,20 @@ class Kept:
     """
 
     def __init__(self, net: Net, made: Made, state: Sequence[SyncedMemory]) -> None:
-        self._net, self._state = net, [*state]
+        self._net, self._usual, self._state = net, made, [*state]
         self._path = folder() / f"{_digest(net, made)}.json"
 
     def find(self) -> Made | None:
-        """The calls as they were found to be best, drafted; None if that is not known, or times are others now."""
+        """The calls as they were found to be best, drafted; None if that is not known, or times are others now: the net
+        is then as it was."""
+        found = self._found()
+        self._net.take_abreast(None)
+        if found is None:
+            self._net.evict_state({})
+            self._net._have(self._usual)
+        return found
+
+    def _found(self) -> Made | None:
         try:
             content = json.loads(self._path.read_bytes())
             found = self._made(content)
@@ -75,8 +84,6 @@ class Kept:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             log.warning("%s is left aside: %s: %s", self._path, type(error).__name__, error)
             return None
-        finally:
-            self._net.take_abreast(None)
 
     def keep(self, found: Made) -> None:
         """Keep how these calls came about, which were found to be best."""
