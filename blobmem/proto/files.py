@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -47,6 +49,14 @@ def read_bytes(path: PathLike, limit: int) -> bytes:
             f"is it the right one?"
         )
     return data
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """The sha256 of files behind each other, by which what is made of these is named. OSError if one cannot be read."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def write_atomic(path: PathLike, data: bytes) -> None:

@@ -155,6 +155,14 @@ def ask_at_random(seed, net, kept, names):
     assert refused > 5 and answered > 5
 
 
+def scaled_chain(blocks):
+    """Convolutions and what LRN makes of each, of which backward reads all: the last is "l" and its number."""
+    return "".join(
+        conv(f"c{at}", f"l{at - 1}" if at else "data") + layer("LRN", f"l{at}", f"c{at}", f"l{at}")
+        for at in range(blocks)
+    )
+
+
 BLOCKS = 16
 CHAIN = DATA.replace("dim: 6 dim: 5", "dim: 32 dim: 32") + "".join(
     conv(f"c{at}", f"p{at - 1}" if at else "data") + layer("Pooling", f"p{at}", f"c{at}", f"p{at}", f"{POOL[:-1]} pool: AVE }}")

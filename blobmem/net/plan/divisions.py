@@ -26,7 +26,7 @@ from blobmem.net.plan.places import draft, drafted
 from blobmem.net.plan.rooms import LEAST, in_rooms, rooms_of
 from blobmem.net.plan.slices import Division, Sliced, Slicer, by_item
 from blobmem.net.plan.times import Times
-from blobmem.net.plan.ways import Made, Recipe, Way, again_in, least_loads, usual_ways, way_of, way_with
+from blobmem.net.plan.ways import Made, Way, again_in, least_loads, usual_ways, way_of, way_with
 from blobmem.net.schedule import Unit
 from blobmem.ops.call import memories
 from blobmem.ops.registry import table
@@ -255,15 +255,15 @@ def longer(net: Net, layers: tuple[int, int]) -> list[tuple[int, int]]:
     return [] if end is None else [(first, end)]
 
 
-def way_divided(net: Net, made: Made, recipe: Recipe) -> Way | None:
-    """The calls in slices as a recipe has them; None if they cannot be."""
-    assert recipe.division is not None
-    *division, kept, at_once = recipe.division
-    first, last, count = division
+def way_divided(
+    net: Net, made: Made, division: tuple[int, int, int, int, bool], rooms: tuple[tuple[Any, int], ...]
+) -> Way | None:
+    """The calls in slices, and convolutions with rooms, as a `Recipe` has them; None if they cannot be."""
+    first, last, count, kept, at_once = division
     net._have(made)
     slicer = _slicer(net, made)
     found = slicer.at_once(first, count) if at_once else slicer.sliced(first, last, count, kept)
-    return None if found is None else _InSlices(net, made, found, 0).way(recipe.rooms)
+    return None if found is None else _InSlices(net, made, found, 0).way(rooms)
 
 
 def _way_in_slices(net: Net, made: Made, sliced: Sliced, room: int, part: float) -> Way:

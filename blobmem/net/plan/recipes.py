@@ -31,6 +31,7 @@ from blobmem.net.plan.sooner import with_state_sooner
 from blobmem.net.plan.times import Times, reckon
 from blobmem.net.plan.ways import Made, Recipe, way_of
 from blobmem.ops.call import Call, Operand, memories
+from blobmem.proto.files import digest_of
 from blobmem.version import __version__
 
 if TYPE_CHECKING:
@@ -140,10 +141,10 @@ class Kept:
         less = None if content["less"] is None else self._unpacked(content["less"], abreast)
         division, rooms = content["division"], tuple(((layer, op), size) for layer, op, size in content["rooms"])
         made = net._made(less, 1, bring=division is None)
-        made.drawn = draft(net, made.schedules, made.kept)
+        if division is None:
+            made.drawn = draft(net, made.schedules, made.kept)
         if content["away"] is not None:
-            recipe = made.recipe._replace(division=division, rooms=rooms)
-            way = way_of(net, made) if division is None else way_divided(net, made, recipe)
+            way = way_of(net, made) if division is None else way_divided(net, made, division, rooms)
             if way is None:
                 return None
             net._have(way.made)
@@ -193,7 +194,4 @@ def _digest(net: Net, made: Made) -> str:
 @functools.cache
 def _sources() -> str:
     """Of the program that searches, so that whoever changes it sees what it does now."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return digest_of(sorted(Path(__file__).parent.glob("*.py")))

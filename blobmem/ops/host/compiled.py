@@ -10,22 +10,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
+from blobmem.proto.files import digest_of
 
-def _digest_of(sources: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(source.read_bytes())
-    return digest.hexdigest()
-
-
-_SOURCES = _digest_of(sorted(Path(__file__).parent.glob("*.py")))
+_SOURCES = digest_of(sorted(Path(__file__).parent.glob("*.py")))
 
 
 class _Files(IndexDataCacheFile):
@@ -60,7 +54,7 @@ class _KernelCache(FunctionCache):
         super().__init__(function)
         # numba would take another folder in the given one for each where sources are
         folder = os.environ.get("NUMBA_CACHE_DIR") or self._cache_path
-        stamp = _SOURCES, _digest_of([Path(function.__code__.co_filename)])
+        stamp = _SOURCES, digest_of([Path(function.__code__.co_filename)])
         self._cache_file = _Files(folder, self._impl.filename_base, stamp)
 
 

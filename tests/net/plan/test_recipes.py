@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from cuda_devices import EXACT_GPU
-from plan_nets import DATA, assert_same, conv, layer, loss, norm
+from plan_nets import DATA, assert_same, conv, layer, loss, norm, scaled_chain
 
 from blobmem import SimulatedDevice, get_solver
 from blobmem.errors import OutOfDeviceMemory
@@ -37,9 +37,7 @@ WIDE = 'inner_product_param { num_output: 300 weight_filler { type: "xavier" } }
 IMAGES = DATA.replace("dim: 3", "dim: 4").replace("dim: 6 dim: 5", "dim: 16 dim: 16")
 LARGE = conv("c1", "data", outputs=32) + conv("c2", "c1", outputs=32)
 HALF = layer("Pooling", "p", "c2", "p", "pooling_param { kernel_size: 2 stride: 2 }")
-CHAIN = "".join(
-    conv(f"c{at}", f"l{at - 1}" if at else "data") + layer("LRN", f"l{at}", f"c{at}", f"l{at}") for at in range(9)
-)
+CHAIN = scaled_chain(9)
 MANY = DATA.replace("dim: 3", "dim: 128").replace("dim: 6 dim: 5", "dim: 64 dim: 64")
 NETS = {
     "chain": DATA + CHAIN + loss("l8"),

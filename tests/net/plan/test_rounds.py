@@ -1,7 +1,7 @@
 """Rounds: what is made anew as often as it takes, so that few arrays are there at a time."""
 
 import pytest
-from plan_nets import DATA, assert_same, conv, iterate, layer, loss, made
+from plan_nets import DATA, assert_same, iterate, loss, made, scaled_chain
 
 from blobmem import SimulatedDevice
 from blobmem.errors import OutOfDeviceMemory
@@ -15,10 +15,7 @@ from blobmem.net.plan.times import Times
 from blobmem.net.plan.ways import again_in, way_with
 
 BLOCKS = 9
-CHAIN = DATA + "".join(
-    conv(f"c{at}", f"l{at - 1}" if at else "data") + layer("LRN", f"l{at}", f"c{at}", f"l{at}") for at in range(BLOCKS)
-)
-"""Convolutions and what is made of each, of which backward reads all."""
+CHAIN = DATA + scaled_chain(BLOCKS)
 
 
 def built(capacity=None):
