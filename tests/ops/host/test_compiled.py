@@ -28,9 +28,9 @@ SHOW = "import {name}; print({name}.add(1), sum({name}.add.stats.cache_hits.valu
 def run(tmp_path):
     """Run code in a process with a copy of the package; returns what it prints."""
     source = Path(blobmem.__file__).parent
-    for name in ("ops/host", "ops"):
+    for name, files in (("ops/host", "*.py"), ("ops", "*.py"), ("proto", "files.py")):
         (tmp_path / "blobmem" / name).mkdir(parents=True, exist_ok=True)
-        for file in (source / name).glob("*.py"):
+        for file in (source / name).glob(files):
             shutil.copy(file, tmp_path / "blobmem" / name)
     (tmp_path / "blobmem" / "__init__.py").touch()
     shutil.copy(source / "errors.py", tmp_path / "blobmem")
