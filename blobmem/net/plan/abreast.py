@@ -28,7 +28,7 @@ from blobmem.net.layouts import channels_last
 from blobmem.net.plan.again import AGAIN
 from blobmem.net.plan.parts import Divider, Paused, in_both_orders, turned_of
 from blobmem.net.plan.rooms import in_rooms
-from blobmem.net.plan.slices import LOSSES, Sliced, adding, by_item, divided, is_regular, may_divide
+from blobmem.net.plan.slices import LOSSES, Division, Sliced, adding, by_item, divided, is_regular, may_divide
 from blobmem.net.plan.uses import Remade, moved, reading
 from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, call, like, memories, read, write
@@ -134,7 +134,7 @@ def abreast(
         [*forward[: ahead.start], *calls[0], *forward[ahead.stop :]],
         [*backward[: back.start], *calls[1], *backward[back.stop :]],
         moved((each for each in remade if each.array.memory not in absent), [place[id(each)] for each in forward]),
-        (which.first, which.last), which.number, 0, 0, pieces, never,
+        (Division(which.first, which.last, which.number),), 0, pieces, never,
     )  # fmt: skip
 
 

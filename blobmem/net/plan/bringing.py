@@ -33,8 +33,8 @@ def bring_state(net: Net, made: Made, anywhere: bool = False) -> Made:
     """
     if not net.brings:
         return made
-    items = made.sliced or net._parts
-    layers = items.layers if items is not None else None
+    parts = [] if net._parts is None else [net._parts.layers]
+    layers = parts if made.sliced is None else made.sliced.layers
 
     def places(forward: Sequence[Call], backward: Sequence[Call]) -> Sequence[Sequence[int]]:
         if anywhere:

@@ -1,11 +1,11 @@
-"""The ways in which a run of layers takes the batch in slices, for a net to do with less memory."""
+"""The ways in which runs of layers take the batch in slices, for a net to do with less memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from blobmem.net.plan.evict import loads_without, lowest
 from blobmem.net.plan.parts import MOST_PARTS
 from blobmem.net.plan.places import draft, drafted
 from blobmem.net.plan.rooms import LEAST, in_rooms, rooms_of
-from blobmem.net.plan.slices import Division, Sliced, Slicer, by_item
+from blobmem.net.plan.slices import Division, Runs, Sliced, Slicer, by_item
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.ways import Made, Way, again_in, least_loads, usual_ways, way_of, way_with
 from blobmem.net.schedule import Unit
@@ -61,6 +61,12 @@ TWICE = 0.25
 WELCOME = 0.3
 """What part of their time copies are reckoned to take where arrays beside the slices leave for their sake."""
 
+SPLITS = 2
+"""At how many places a run is split in two."""
+
+PARTS = (2, 4, 8)
+"""So many times fewer slices has the latter."""
+
 IDLE = 2
 """So many numbers of slices that are little better than those before it are the last."""
 
@@ -82,7 +88,7 @@ class Divisions:
         self._to_the_end = set[tuple[int, int]]()  # the beginnings and numbers of those that were tried
         self._given = False  # whether divisions are, of which more is tried
 
-    def ways(self, given: Sequence[Division]) -> Iterator[Way]:
+    def ways(self, given: Sequence[Runs]) -> Iterator[Way]:
         """Those that are `given`; if none is, the fewest slices first, those that are reckoned to fit into the room
         without scratch, while more take less time, or else the one that needs least."""
         net = self._net
@@ -91,7 +97,7 @@ class Divisions:
         net._have(usual)
         if given:
             self._given = True
-            yield from chain.from_iterable(self._both(usual, division) for division in given)
+            yield from chain.from_iterable(self._both(usual, runs) for runs in given)
             return
         slicer, layer, tried = _slicer(net, usual), _fullest(net, usual)[1], list[tuple[int, Sliced]]()
         before, idle = math.inf, 0
@@ -104,7 +110,7 @@ class Divisions:
                 least = min(range(1, len(runs)), key=lambda at: runs[at][0])
                 runs = [runs[0], *runs[least : least + 2]]
             for _, found in runs:
-                yield from self._both(usual, (*found.layers, count))
+                yield from self._both(usual, found.runs)
             if self.best <= self._good:
                 return
             reached = min(map(itemgetter(0), own), default=math.inf)
@@ -115,28 +121,29 @@ class Divisions:
         if tried and self.best == math.inf:
             yield _way_in_slices(net, usual, min(tried, key=itemgetter(0))[1], self._room, 0.0)
 
-    def _both(self, usual: Made, division: Division) -> Iterator[Way]:
-        """The calls so divided; first, once for each beginning, with slices to the end, each with its gradients."""
-        first, _, count = division
-        if (first, count) not in self._to_the_end:
+    def _both(self, usual: Made, runs: Runs) -> Iterator[Way]:
+        """The calls so divided; first, once for each beginning of an only run, with slices to the end, each with its
+        gradients."""
+        first, _, count, *_ = runs[0]
+        if len(runs) == 1 and (first, count) not in self._to_the_end:
             self._to_the_end.add((first, count))
-            yield from self._divided(usual, (first, len(self._net.layer_names) - 1, count), True)
-        yield from self._divided(usual, division, False)
+            yield from self._divided(usual, (Division(first, len(self._net.layer_names) - 1, count, 0, True),))
+        yield from self._divided(usual, runs)
 
-    def _divided(self, usual: Made, division: Division, at_once: bool) -> Iterator[Way]:
+    def _divided(self, usual: Made, runs: Runs) -> Iterator[Way]:
         """The usual calls so divided; with more made anew of what layers beside these make, where that does; and with
         as much of it made anew or evicted as the slices want."""
-        first, last, count = division
+        layers = {layer for run in runs for layer in range(run.first, run.last + 1)}
         tried, failed = set[tuple[Any, ...]](), False  # the rooms that convolutions had
         most = list[int]()  # bytes that slices have in use with all that lies beside, of the usual calls first
-        for made, away in self._bases(usual, first, last, most):
+        for made, away in self._bases(usual, layers, most):
             if made.anew or usual.anew:
                 tried, failed = set(), False
             elif failed:
                 continue  # these are just the same calls
             self._net._have(made)
             slicer = _slicer(self._net, made)
-            found = slicer.at_once(first, count) if at_once else slicer.sliced(first, last, count)
+            found = slicer.sliced(runs)
             if found is None:
                 continue
             calls = _InSlices(self._net, made, found, self._room)
@@ -150,51 +157,52 @@ class Divisions:
                 except OutOfDeviceMemory:  # convolutions of so many items have not been timed, and cannot be now
                     failed = True
                     break
-                most.append(int(way.load[_within(way.made, first, last)].max(initial=0)))
+                most.append(int(way.load[_within(way.made, layers)].max(initial=0)))
                 yield way._replace(away=away)
                 if self.best < before:
-                    if not at_once:
-                        yield from self._with_kept(made, slicer, division, found.nbytes, way)
+                    if not runs[-1].at_once:
+                        yield from self._with_kept(made, slicer, runs, found.nbytes, way)
                     break
 
-    def _with_kept(self, made: Made, slicer: Slicer, division: Division, nbytes: int, way: Way) -> Iterator[Way]:
-        """The calls so divided, which fit as a way, with as many slices kept as fit, too, each of which takes so many
-        bytes."""
+    def _with_kept(self, made: Made, slicer: Slicer, runs: Runs, nbytes: int, way: Way) -> Iterator[Way]:
+        """The calls so divided, which fit as a way, with as many slices of the first run kept as fit, too; one has so
+        many bytes to be kept."""
         load = loads_without(way.found, way.load)[_kept_while(way.made)]
-        kept = min(division[2] - 1, int(self._room - load.max(initial=0)) // max(nbytes, 1))
+        kept = min(runs[0].number - 1, int(self._room - load.max(initial=0)) // max(nbytes, 1))
         for fewer in range(min(kept, KEPT)):
             before = self.best
             self._net._have(made)
-            found = slicer.sliced(*division, kept - fewer)
-            assert found is not None
+            found = slicer.sliced([runs[0]._replace(kept=kept - fewer), *runs[1:]])
+            if found is None:
+                return  # the order of slices would not do
             yield _way_in_slices(self._net, made, found, self._room, 1.0)
             if self.best < before:
                 return
 
     def _bases(
-        self, usual: Made, first: int, last: int, most: Sequence[int]
+        self, usual: Made, layers: Container[int], most: Sequence[int]
     ) -> Iterator[tuple[Made, set[SyncedMemory] | None]]:
         """The calls that are divided, and what is evicted first of them; `most` is filled in meanwhile."""
         yield usual, None
-        yield self._with_anew(first, last), None
+        yield self._with_anew(layers), None
         if self._given:
-            yield self._with_less(first, last, next(iter(most), self._room))
+            yield self._with_less(layers, next(iter(most), self._room))
 
-    def _with_anew(self, first: int, last: int) -> Made:
+    def _with_anew(self, layers: Container[int]) -> Made:
         """The calls, with what layers other than these make anew where that takes less time than to evict it."""
         choice, maker = self._choice
-        anew = {memory for memory in choice.anew if not first <= maker[memory] <= last}
+        anew = {memory for memory in choice.anew if maker[memory] not in layers}
         return self._net._made(Less(anew, choice.held), 1, bring=False)
 
-    def _with_less(self, first: int, last: int, most: int) -> tuple[Made, set[SyncedMemory]]:
+    def _with_less(self, layers: Container[int], most: int) -> tuple[Made, set[SyncedMemory]]:
         """The calls, with what layers other than these make anew for want of room, where these, in slices, have `most`
         bytes in use with all that lies beside; and what is evicted for it."""
         net, plain, again = self._net, self._plain, self._again()
-        inside = {at for at, each in enumerate(again.uses.forward) if first <= each.layer <= last}
+        inside = {at for at, each in enumerate(again.uses.forward) if each.layer in layers}
         again.offers = [memory for memory in again.offers if again.uses.last_write(memory) not in inside]
         found = [each for each in plain.found if inside.isdisjoint(each.written)]
         whole = Pass(again, plain.made.places, found, Times(net.device))
-        within = _within(plain.made, first, last)
+        within = _within(plain.made, layers)
         whole.load[within] = np.minimum(whole.load[within], most)
         choice = whole.choose(self._room, WELCOME)
         return net._made(Less(choice.anew, choice.held), 1, bring=False), choice.away
@@ -248,21 +256,30 @@ def _slicer(net: Net, made: Made) -> Slicer:
     return Slicer(made.forward, made.backward, made.remade, free, ops, Times(net.device), bool(net._images_last))
 
 
-def longer(net: Net, layers: tuple[int, int]) -> list[tuple[int, int]]:
-    """The run of layers that goes on to where less crosses its end, if there is one."""
-    first, last = layers
-    end = _slicer(net, net._made(Less(), 1, bring=False)).longer(last)
-    return [] if end is None else [(first, end)]
+def longer(net: Net, run: Division) -> list[int]:
+    """To where a run of layers goes on for less to cross its end, if it can."""
+    end = _slicer(net, net._made(Less(), 1, bring=False)).longer(run.last)
+    return [] if end is None else [end]
 
 
-def way_divided(
-    net: Net, made: Made, division: tuple[int, int, int, int, bool], rooms: tuple[tuple[Any, int], ...]
-) -> Way | None:
+def splits(net: Net, runs: Runs) -> Iterator[Runs]:
+    """The runs with one of them as two, where little crosses from one to the other; the latter, of smaller arrays, in
+    fewer slices, or whole."""
+    slicer = _slicer(net, net._made(Less(), 1, bring=False))
+    for at, run in enumerate(runs):
+        crossing = [slicer.crossing(layer) for layer in range(run.first, run.last + 2)]
+        places = range(1, len(crossing) - 1)
+        ends = [run.first + each - 1 for each in places if crossing[each - 1] > crossing[each] <= crossing[each + 1]]
+        for end in sorted(ends, key=slicer.crossing)[:SPLITS]:
+            for number in (run.number // part for part in PARTS if run.number % part == 0):
+                rest = [Division(end + 1, run.last, number)] if number > 1 else []
+                yield (*runs[:at], Division(run.first, end, run.number), *rest, *runs[at + 1 :])
+
+
+def way_divided(net: Net, made: Made, division: Runs, rooms: tuple[tuple[Any, int], ...]) -> Way | None:
     """The calls in slices, and convolutions with rooms, as a `Recipe` has them; None if they cannot be."""
-    first, last, count, kept, at_once = division
     net._have(made)
-    slicer = _slicer(net, made)
-    found = slicer.at_once(first, count) if at_once else slicer.sliced(first, last, count, kept)
+    found = _slicer(net, made).sliced(division)
     return None if found is None else _InSlices(net, made, found, 0).way(rooms)
 
 
@@ -297,10 +314,9 @@ class _InSlices:
         calls = in_rooms(self._calls, dict(rooms))
         sliced = self._made.sliced
         assert sliced is not None
-        division = *sliced.layers, sliced.number, sliced.kept, sliced.at_once
         made = dataclasses.replace(
             self._made, forward=calls[:forward], backward=calls[forward:],
-            recipe=self._made.recipe._replace(division=division, rooms=rooms),
+            recipe=self._made.recipe._replace(division=sliced.runs, rooms=rooms),
         )  # fmt: skip
         net._have(made)
         made.bound = net._scheduled(made.forward, made.backward, made.passing)
@@ -308,15 +324,16 @@ class _InSlices:
         return way_of(net, made)
 
 
-def _within(made: Made, first: int, last: int) -> list[int]:
-    """The steps of layers first to last."""
-    return [step for step, unit in enumerate(chain(*made.places.units)) if first <= unit.calls[0].layer <= last]
+def _within(made: Made, layers: Container[int]) -> list[int]:
+    """The steps of these layers."""
+    return [step for step, unit in enumerate(chain(*made.places.units)) if unit.calls[0].layer in layers]
 
 
 def _kept_while(made: Made) -> slice:
-    """The steps from the end of the slices of forward to their beginning in backward."""
+    """The steps from the end of the first run's slices of forward to their beginning in backward."""
     assert made.sliced is not None
-    inside = _within(made, *made.sliced.layers)
+    first, last = made.sliced.layers[0]
+    inside = _within(made, range(first, last + 1))
     turn = len(made.places.units[0])
     begin = max((step + 1 for step in inside if step < turn), default=turn)
     return slice(begin, min((step for step in inside if step >= turn), default=begin))

@@ -17,7 +17,7 @@ from blobmem.net.plan.divisions import Divisions
 from blobmem.net.plan.evict import Candidate, ahead, choose, evict, lingering, loads, lowest, travelling
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft, draft
-from blobmem.net.plan.slices import Division, in_the_way
+from blobmem.net.plan.slices import Runs, in_the_way
 from blobmem.net.plan.times import Times, least_ms, reckon
 from blobmem.net.plan.ways import Made, Way, ways
 from blobmem.net.schedule import Schedule
@@ -43,12 +43,12 @@ LINGERING = (1.0, 0.95, 0.9)
 
 
 def fitting(
-    net: Net, made: Made, good: float, slices: Sequence[Division] | None = None, most_ms: float = math.inf
+    net: Net, made: Made, good: float, slices: Sequence[Runs] | None = None, most_ms: float = math.inf
 ) -> list[Made]:
     """The calls, drafted; by others, if they need more than the device may hold.
 
     Of all ways that fit, those that are reckoned to take least time for what they do beside the usual calls, the best
-    first; or with `slices` of the batch, of those in which a run of layers takes these, up to the first that takes no
+    first; or with `slices` of the batch, of those in which runs of layers take these, up to the first that takes no
     more than `good` ms. What seems to take much longer than `most_ms` is not laid out. Raises OutOfDeviceMemory, naming
     the least that would do, if none does.
     """
@@ -267,10 +267,9 @@ def _about_slices(net: Net, least: Made, usual: Made, layer: int) -> tuple[str, 
     how = ""
     found = in_the_way(usual.forward, usual.backward, layer, table(net.device.family))
     if least.sliced is not None:
-        first, last = least.sliced.layers
-        run = f"layers '{net.layer_names[first]}' to '{net.layer_names[last]}'"
-        how = f" and {run} in {least.sliced.number} slices of the batch"
-        if found is not None and found.layer != layer and not first - 1 <= found.layer <= last + 1:
+        how = f" and {least.sliced.told(net.layer_names)} of the batch"
+        near = any(first - 1 <= found.layer <= last + 1 for first, last in least.sliced.layers) if found else True
+        if found is not None and found.layer != layer and not near:
             found = None  # it has not come to that
     if found is None or "slices" not in net.passes:
         return how, ""

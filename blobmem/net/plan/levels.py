@@ -17,11 +17,11 @@ from blobmem.errors import OutOfDeviceMemory
 from blobmem.memory import SyncedMemory
 from blobmem.memory.slot import Slot
 from blobmem.memory.views import ALIGNMENT
-from blobmem.net.plan.divisions import longer, runs_abreast
+from blobmem.net.plan.divisions import longer, runs_abreast, splits
 from blobmem.net.plan.fitting import fits, fitting, forward_fitting, room_of, settle
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.recipes import Kept
-from blobmem.net.plan.slices import Division, Sliced
+from blobmem.net.plan.slices import Runs, times_as_many
 from blobmem.net.plan.sooner import sooner
 from blobmem.net.plan.state import is_torn, staying, whiles_of
 from blobmem.net.plan.times import COPIES, Times, reckon
@@ -117,10 +117,9 @@ def _tell(net: Net, found: Made, wanted: int) -> None:
         readable_bytes(found.evicted), found.ms,
     )  # fmt: skip
     if found.sliced is not None:
-        first, last = (net.layer_names[at] for at in found.sliced.layers)
         log.info(
-            "%s takes layers '%s' to '%s' in %d slices of the batch, for want of memory: its numbers are "
-            "those of the whole batch to rounding", net.identity, first, last, found.sliced.number,
+            "%s takes %s of the batch, for want of memory: its numbers are those of the whole batch to rounding",
+            net.identity, found.sliced.told(net.layer_names),
         )  # fmt: skip
     if found.state:
         log.info(
@@ -194,6 +193,8 @@ class _Search:
             ms = getattr(self._best, "ms", math.inf)
             near = [each for each in self._fastest.values() if each.ms <= NEARLY * ms]
             self._best = min([self._best, *(_staying(net, each, good) for each in near)], key=self._rank)
+            if isinstance(self._best, Made) and not self._many:
+                self._best = _split(net, self._best, good)
         if self._slices and self._is_slow and not (self._is_found and (self._exact or self._many)):
             states = ((), *(self._levels if self._much else self._levels[1::2]))
             self._best = min([self._best, *_abreast(net, self._made, states, good, self._best)], key=_rank)
@@ -249,6 +250,20 @@ class _Search:
         return _rank(found, self._good)
 
 
+def _split(net: Net, found: Made, good: float) -> Made:
+    """The calls, with runs in slices as several, each in as many as it wants, while that makes them take less time."""
+    best = found
+    while best.sliced is not None and best.ms > good:
+        net.evict_state(best.state, best.spread)
+        tried = [_fits(net, net._made(streams=1), good, [runs]) for runs in splits(net, best.sliced.runs)]
+        whole = (each for each in tried if isinstance(each, Made) and not is_torn([*each.forward, *each.backward]))
+        better = min([best, *whole], key=lambda each: _rank(each, good))
+        if better is best:
+            break
+        best = better
+    return best
+
+
 def _staying(net: Net, found: Made, good: float) -> Made:
     """The calls, with some of the state that comes and goes in pieces on the device for good, where copies take much of
     the time and that makes it less."""
@@ -260,7 +275,7 @@ def _staying(net: Net, found: Made, good: float) -> Made:
         return found
     room, state, slices, best = room_of(net, found), dict.fromkeys(found.state, 0), None, found
     if found.sliced is not None:
-        slices = _divisions(net, found.sliced, (found.sliced.number, 2 * found.sliced.number), True)
+        slices = _or_longer(net, [times_as_many(found.sliced.runs, more) for more in (1, 2)], True)
     for spread in SPREADS if found.spread else (0.0,):
         before = math.inf
         for part in STAYING:
@@ -317,28 +332,28 @@ def _take_abreast(net: Net, level: Sequence[_Candidate], spread: float, room: in
 def _in_less(net: Net, good: float, best: Made | OutOfDeviceMemory | None) -> Made | OutOfDeviceMemory:
     """`_fits` with the state that is evicted now; in slices if there is a best so far: in just such, if that is, or in
     fewer and longer ones too where updates are spread, as their gradients leave room."""
-    slices: list[Division] | None = None
+    slices: list[Runs] | None = None
     if best is not None:
         sliced = best.sliced if isinstance(best, Made) else None
-        slices = []
-        if sliced is not None:
-            slices = _divisions(net, sliced, _fewer(sliced.number, net.spread), net.spread > 0)
+        slices = [] if sliced is None else _or_longer(net, _fewer(sliced.runs, net.spread), net.spread > 0)
     return _fits(net, net._made(streams=1), good, slices)
 
 
-def _divisions(net: Net, sliced: Sliced, numbers: Sequence[int], longer_too: bool) -> list[Division]:
-    """The same run of layers in so many slices, or a longer one, too."""
-    runs = [sliced.layers, *(longer(net, sliced.layers) if longer_too else ())]
-    return [(*run, number) for run in runs for number in numbers]
+def _or_longer(net: Net, several: Sequence[Runs], longer_too: bool) -> list[Runs]:
+    """The same runs of layers, or the last one longer, too."""
+    ends = longer(net, several[0][-1]) if longer_too and several else []
+    return [*several, *((*runs[:-1], runs[-1]._replace(last=end)) for end in ends for runs in several)]
 
 
-def _fewer(number: int, spread: float) -> list[int]:
-    """The numbers of slices that are tried where so many fit."""
-    return [number // part for part in (FEWER if spread else FEWER[:1]) if number % part == 0 and number > part]
+def _fewer(runs: Runs, spread: float) -> list[Runs]:
+    """The same runs in the numbers of slices that are tried where so many fit."""
+    parts = FEWER if spread else FEWER[:1]
+    fewer = [times_as_many(runs, 1 / part) for part in parts if all(each.number % part == 0 for each in runs)]
+    return [each for each in fewer if each]
 
 
 def _fits(
-    net: Net, made: Made, good: float = 0.0, slices: Sequence[Division] | None = None, most_ms: float = math.inf
+    net: Net, made: Made, good: float = 0.0, slices: Sequence[Runs] | None = None, most_ms: float = math.inf
 ) -> Made | OutOfDeviceMemory:
     """`fitting` of the calls, what it brings in time, or what it raises: without the frames, which would keep arrays,
     and these their bytes."""
@@ -370,16 +385,16 @@ class _Pass(NamedTuple):
     Attributes:
         calls: all of them.
         places: the positions at which others may be put in.
-        together: the first and the last of layers that only run together, in parts of the batch, if there are such.
+        together: the first and the last of layers that only run together, in parts of the batch.
     """
 
     calls: Sequence[Call]
     places: Sequence[int]
-    together: tuple[int, int] | None = None
+    together: Sequence[tuple[int, int]] = ()
 
     def alone(self, layer: int) -> bool:
         """Whether a layer may run by itself."""
-        return self.together is None or not self.together[0] <= layer <= self.together[1]
+        return not any(first <= layer <= last for first, last in self.together)
 
 
 def _passes(net: Net, made: Made) -> list[_Pass]:
@@ -390,7 +405,7 @@ def _passes(net: Net, made: Made) -> list[_Pass]:
     found += [_Pass(calls, range(len(calls) + 1)) for calls in net.updates_after()]
     for each in others:
         calls, parts = each.compiled()[0].calls, each._parts
-        found.append(_Pass(calls, range(len(calls) + 1), None if parts is None else parts.layers))
+        found.append(_Pass(calls, range(len(calls) + 1), () if parts is None else [parts.layers]))
     return found
 
 

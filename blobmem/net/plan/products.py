@@ -33,12 +33,12 @@ class Divided(NamedTuple):
     arrays: list[Blob]
 
 
-def divided(calls: Sequence[Call], evicted: Container[SyncedMemory], together: tuple[int, int] | None) -> Divided:
+def divided(calls: Sequence[Call], evicted: Container[SyncedMemory], together: Sequence[tuple[int, int]]) -> Divided:
     """The calls, with products by these memories in pieces but for those of layers `together`, the first and the last
-    of a run, if there is one: these use what is brought once."""
+    of each run: these use what is brought once."""
     result, moved, arrays = list[Call](), list[int](), list[Blob]()
     for each in calls:
-        whole = together is not None and together[0] <= each.layer <= together[1]
+        whole = any(first <= each.layer <= last for first, last in together)
         made = None if whole or each.once else _in_pieces(each, evicted)
         result += [each] if made is None else made[0]
         arrays += [] if made is None else made[1]

@@ -27,6 +27,7 @@ from blobmem.net.plan.again import Less, Round
 from blobmem.net.plan.divisions import way_divided
 from blobmem.net.plan.fitting import has_room, room_of, without
 from blobmem.net.plan.places import draft
+from blobmem.net.plan.slices import Division
 from blobmem.net.plan.sooner import with_state_sooner
 from blobmem.net.plan.times import Times, reckon
 from blobmem.net.plan.ways import Made, Recipe, way_of
@@ -139,12 +140,13 @@ class Kept:
         net.evict_state({self._state[at]: staying for at, staying in content["state"]}, content["spread"])
         net.take_abreast(abreast)
         less = None if content["less"] is None else self._unpacked(content["less"], abreast)
-        division, rooms = content["division"], tuple(((layer, op), size) for layer, op, size in content["rooms"])
-        made = net._made(less, 1, bring=division is None)
-        if division is None:
+        division = tuple(Division(*each) for each in content["division"])
+        rooms = tuple(((layer, op), size) for layer, op, size in content["rooms"])
+        made = net._made(less, 1, bring=not division)
+        if not division:
             made.drawn = draft(net, made.schedules, made.kept)
         if content["away"] is not None:
-            way = way_of(net, made) if division is None else way_divided(net, made, division, rooms)
+            way = way_of(net, made) if not division else way_divided(net, made, division, rooms)
             if way is None:
                 return None
             net._have(way.made)

@@ -1,11 +1,11 @@
-"""A pass over the calls of forward and backward, where a device has no room for all that one call uses: a run of layers
-takes the batch in slices.
+"""A pass over the calls of forward and backward, where a device has no room for all that one call uses: runs of layers
+take the batch in slices.
 
-Forward, the run's calls run once for each slice, and what lives only within them has the bytes of one. Backward, for
+Forward, a run's calls run once for each slice, and what lives only within them has the bytes of one. Backward, for
 each slice what they made is made anew, from what the run was given, and then come its gradients; but of the last slices
-as much is kept as there is room for, and these come first. The gradients of parameters
-are added up, slice by slice, and so are losses. That takes layers that treat each item by itself, gradients of
-parameters apart. An op may choose another algorithm for fewer items, and sums have another order, so that results are
+as much is kept as there is room for, and these come first. What one run makes for another is whole. The gradients of
+parameters are added up, slice by slice, and so are losses. That takes layers that treat each item by itself, gradients
+of parameters apart. An op may choose another algorithm for fewer items, and sums have another order: results are
 the same to rounding, not to the bit; the same slices give the same bits each time.
 """
 
@@ -78,39 +78,67 @@ _ABREAST = frozenset({
 _IMAGE = 4
 """Axes of an array that may lie channels last."""
 
-Division = tuple[int, int, int]
-"""The first and the last layer of a run, and into how many slices it divides the batch."""
+
+class Division(NamedTuple):
+    """How a run of layers takes the batch in slices.
+
+    Attributes:
+        first, last: of the run, by position.
+        number: of slices.
+        kept: of how many, the last ones, backward finds what it reads.
+        at_once: whether gradients come with the loss, with which the run ends.
+    """
+
+    first: int
+    last: int
+    number: int
+    kept: int = 0
+    at_once: bool = False
+
+    def divides(self, first: int, last: int) -> bool:
+        """Whether a run of layers first to last would be of some of these, but not all."""
+        return divides((self.first, self.last), first, last)
+
+
+Runs = tuple[Division, ...]
+
+
+def times_as_many(runs: Runs, part: float) -> Runs:
+    """The runs in so many times as many slices each; those that come to one are whole."""
+    return tuple(
+        Division(run.first, run.last, round(part * run.number)) for run in runs if round(part * run.number) > 1
+    )
 
 
 class Sliced(NamedTuple):
-    """The calls of a pass, those of a run of layers in slices.
+    """The calls of a pass, those of some runs of layers in slices.
 
     Attributes:
         forward, backward: the calls.
         remade: what backward fills by other calls than its layers'.
-        layers: first and last of the run, by position.
-        number: of slices.
-        kept: of how many, the last ones, backward finds what it reads.
-        nbytes: of what it reads of a slice.
+        runs: which layers these are, and how they do.
+        nbytes: of what backward reads of a slice of the first run.
         pieces: arrays of a slice, in place of those that are never whole.
         absent: the memories of the latter.
-        at_once: whether gradients come with the loss.
     """
 
     forward: list[Call]
     backward: list[Call]
     remade: list[Remade]
-    layers: tuple[int, int]
-    number: int
-    kept: int
+    runs: Runs
     nbytes: int
     pieces: list[Blob]
     absent: list[SyncedMemory]
-    at_once: bool = False
 
-    def divides(self, first: int, last: int) -> bool:
-        """Whether a run of layers first to last would be of some of these, but not all."""
-        return divides(self.layers, first, last)
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        """The first and the last layer of each run."""
+        return [(run.first, run.last) for run in self.runs]
+
+    def told(self, names: Sequence[str]) -> str:
+        """Which of the layers with these names are in how many slices."""
+        found = [f"layers '{names[run.first]}' to '{names[run.last]}' in {run.number} slices" for run in self.runs]
+        return " and ".join(found)
 
 
 def in_the_way(forward: Sequence[Call], backward: Sequence[Call], layer: int, ops: Container[str]) -> Call | None:
@@ -173,6 +201,11 @@ class Stretch(NamedTuple):
         operands = (operand for each in self.inside for operand in by_item(each))
         return {each.memory: each.nbytes for each in operands if each.intent is not Intent.READ}
 
+    def images(self) -> set[SyncedMemory]:
+        """Those of what is written so that may lie channels last."""
+        operands = (operand for each in self.inside for operand in by_item(each))
+        return {each.memory for each in operands if each.intent is not Intent.READ and len(each.blob.shape) == _IMAGE}
+
     def read(self) -> set[SyncedMemory]:
         """The memories that are read item by item."""
         operands = (operand for each in self.inside for operand in by_item(each))
@@ -224,7 +257,7 @@ class Slicer:
         """
         around, first, last = self._around(layer), layer, layer
         while layer in around:
-            found, least, fullest = self.sliced(first, last, count), 0, layer
+            found, least, fullest = self.sliced([Division(first, last, count)]), 0, layer
             if found is not None:
                 least, fullest = need(found)
                 yield least, found
@@ -259,28 +292,38 @@ class Slicer:
                     sides[each.layer >= layer][operand.memory] = operand.nbytes
         return sum(nbytes for memory, nbytes in sides[0].items() if memory in sides[1])
 
-    def sliced(self, first: int, last: int, count: int, kept: int = 0) -> Sliced | None:
-        """The calls with layers first to last in so many slices, of which so many are kept for backward; None where
-        arrays do not allow it."""
-        found = self._stretches(first, last, count)
-        made = None if found is None else Run(self, *found, count, kept).made()
-        return None if made is None else made._replace(layers=(first, last))
+    def sliced(self, runs: Iterable[Division]) -> Sliced | None:
+        """The calls with these runs of layers in slices, each run by itself; None where arrays do not allow it."""
+        of, result = self, None
+        for run in runs:
+            found = of._with(run)
+            if found is None:
+                return None
+            if result is not None:
+                result = found._replace(
+                    runs=(*result.runs, run), nbytes=result.nbytes, pieces=[*result.pieces, *found.pieces],
+                    absent=[*result.absent, *found.absent],
+                )  # fmt: skip
+            else:
+                result = found
+            free = of._free | {piece.data_view.memory for piece in found.pieces}
+            of = Slicer(found.forward, found.backward, found.remade, free, self._ops, self._times, self._images_last)
+        return result
 
-    def at_once(self, first: int, count: int) -> Sliced | None:
-        """The calls with layers from `first` on to the last in so many slices, gradients right behind each (`AtOnce`);
-        None where these, or arrays, do not allow it."""
-        last = max((each.layer for each in self._forward), default=first)
-        found = self._stretches(first, last, count)
-        made = None if found is None else AtOnce(self, *found, count, 0).made()
-        return None if made is None else made._replace(layers=(first, last))
+    def _with(self, run: Division) -> Sliced | None:
+        """The calls with one run of layers in slices; None where these, or arrays, do not allow it."""
+        found = self._stretches(run)
+        if found is None:
+            return None
+        return (AtOnce if run.at_once else Run)(self, *found, run).made()
 
-    def _stretches(self, first: int, last: int, count: int) -> tuple[Stretch, Stretch] | None:
+    def _stretches(self, run: Division) -> tuple[Stretch, Stretch] | None:
         """The calls of these layers forward and backward, if they can be divided into so many slices."""
-        ahead, back = self._stretch(self._forward, first, last), self._stretch(self._backward, first, last)
+        ahead, back = (self._stretch(calls, run.first, run.last) for calls in (self._forward, self._backward))
         if ahead is None or back is None:
             return None
         items = self._items(ahead.inside)
-        if items % count or not is_regular([*ahead.inside, *back.inside], items):
+        if items % run.number or not is_regular([*ahead.inside, *back.inside], items):
             return None
         return ahead, back
 
@@ -334,8 +377,9 @@ def is_regular(calls: Sequence[Call], items: int, joined: Container[SyncedMemory
 class Run:
     """What becomes of the calls of a run, and of its arrays."""
 
-    def __init__(self, of: Slicer, ahead: Stretch, back: Stretch, count: int, kept: int) -> None:
-        self._of, self._ahead, self._back, self._count, self._kept = of, ahead, back, count, kept
+    def __init__(self, of: Slicer, ahead: Stretch, back: Stretch, run: Division) -> None:
+        self._of, self._ahead, self._back, self._run = of, ahead, back, run
+        self._count, self._kept = run.number, run.kept
         self._before = {*memories(of._forward[: ahead.start])}
         self._later = {*memories(of._backward[back.stop :]), *memories(back.after)}
         self._earlier = {
@@ -369,6 +413,8 @@ class Run:
         sizes = written | back_written
         if any(sizes[memory] % (ALIGNMENT * self._count) for memory in whole):
             return None
+        if self._kept and of._images_last and not whole.isdisjoint(back.images()):
+            return None  # what lies channels last is written from the first part on
         divider = Divider(self._count, absent, whole, of._turned, divided, "slice")
         forward, place = self._forward(divider)
         gradients = self._gradients(divider, again, wanted, back_absent)
@@ -377,7 +423,7 @@ class Run:
         remade = self._remade(again, place, {*never})
         nbytes = sum(written[memory] for memory in wanted) // self._count
         pieces = [*divider.pieces, *self._losses]
-        return Sliced(forward, backward, remade, (0, 0), self._count, self._kept, nbytes, pieces, never)
+        return Sliced(forward, backward, remade, (self._run,), nbytes, pieces, never)
 
     def _whole(self, written: dict[SyncedMemory, int], inner: Set[SyncedMemory]) -> set[SyncedMemory]:
         """Of what lives only in the run, what is small enough to be kept for backward as a whole, and takes longer to
@@ -580,7 +626,7 @@ class AtOnce(Run):
         backward = [*of._backward[: back.start], *back.before, *given, *back.after, *of._backward[back.stop :]]
         remade = self._remade([], place, never)
         pieces = [*divider.pieces, *self._losses, *self._arrays.values()]
-        return Sliced(forward, backward, remade, (0, 0), self._count, 0, 0, pieces, [*never], True)
+        return Sliced(forward, backward, remade, (self._run,), 0, pieces, [*never])
 
     def _results(self, crossing: Set[SyncedMemory]) -> dict[SyncedMemory, Operand] | None:
         """What the run's gradients come to, sums and what crosses its beginning, as first written; None if they are not

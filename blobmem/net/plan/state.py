@@ -66,7 +66,7 @@ def bring(
     places: Sequence[int],
     device: Device,
     evicted: Container[SyncedMemory],
-    together: tuple[int, int] | None = None,
+    together: Iterable[tuple[int, int]] = (),
 ) -> Brought:
     """The calls, on arrays in which they have what is evicted.
 
@@ -75,8 +75,8 @@ def bring(
         places: the positions, from 0 to the end, at which others may be put in (`schedule.joints`).
         device: where the arrays are to be.
         evicted: the memories.
-        together: the first and the last of layers whose calls stand together, and use the same arrays, if there are
-            such: those that run in slices.
+        together: the first and the last of layers whose calls stand together, and use the same arrays: of each run of
+            them in slices.
     """
     coming: dict[int, list[Call]] = defaultdict(list)
     leaving: dict[int, list[Call]] = defaultdict(list)
@@ -162,12 +162,12 @@ def whiles_of(
     calls: Sequence[Call],
     places: Sequence[int],
     wanted: Container[SyncedMemory],
-    together: tuple[int, int] | None = None,
+    together: Iterable[tuple[int, int]] = (),
 ) -> dict[SyncedMemory, list[_While]]:
     """Of each memory that is wanted, when the calls use it."""
     found: dict[SyncedMemory, list[_While]] = {}
-    first, stop = (0, 0) if together is None else (together[0], together[1] + 1)
-    run_of = [first if first <= each.layer < stop else each.layer for each in calls]
+    first_of = {layer: first for first, last in together for layer in range(first, last + 1)}
+    run_of = [first_of.get(each.layer, each.layer) for each in calls]
     for at, each in enumerate(calls):
         for operand in each.present():
             if operand.memory not in wanted or operand.offset + operand.nbytes <= operand.memory.staying:

@@ -24,7 +24,7 @@ from blobmem.net.plan.cuts import Cuts, Without
 from blobmem.net.plan.evict import Candidate, candidates, loads, loads_without, lowest
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.recompute import usual as usual_set
-from blobmem.net.plan.slices import Sliced
+from blobmem.net.plan.slices import Runs, Sliced
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.uses import Remade, Uses
 from blobmem.net.schedule import Schedule
@@ -97,8 +97,7 @@ class Recipe(NamedTuple):
     Attributes:
         less: by which less is in use; None for what is usual.
         abreast: which layers take slices abreast, if any do.
-        division: which run of layers is in slices behind each other, in how many, how many of these are kept, and
-            whether gradients come with the loss; if one is.
+        division: which runs of layers are in slices behind each other, and how.
         rooms: what convolutions of a layer and op may take, in slices.
         away: what is evicted, by position among what may be; None if nothing was to be.
         room, enough: the loads with which that comes back early, and the bytes of an arena that is small enough.
@@ -107,7 +106,7 @@ class Recipe(NamedTuple):
 
     less: Less | None = None
     abreast: Abreast | None = None
-    division: tuple[int, int, int, int, bool] | None = None
+    division: Runs = ()
     rooms: tuple[tuple[tuple[int, Any], int], ...] = ()
     away: tuple[int, ...] | None = None
     room: int = 0

@@ -82,7 +82,7 @@ def abreast(monkeypatch):
         def fit(net, usual):
             net._abreast = Abreast(*map(net.layer_names.index, (first, last)), number, twice)
             found = net._made(streams=1)
-            assert found.sliced is not None and found.sliced.number == number
+            assert found.sliced is not None and [run.number for run in found.sliced.runs] == [number]
             found.drawn = draft(net, found.schedules, found.kept)
             return found
 
@@ -201,7 +201,7 @@ def test_a_net_trains_in_less_than_its_batch_norms_take_whole(make, monkeypatch)
 def test_layers_amid_the_slices_are_not_run_alone():
     net = made(LARGE, simulated(least(simulated)), "train")
     iterate(net)
-    with pytest.raises(SharedBlobError, match="in slices of the batch"):
+    with pytest.raises(SharedBlobError, match="in 4 slices of the batch"):
         net.run_forward(net.layer_names.index("xa"), net.layer_names.index("xb"))
     with pytest.raises(SharedBlobError, match="a slice of the batch of it at a time"):
         _ = net.blobs["x"].data

@@ -20,6 +20,7 @@ from blobmem.net import steps
 from blobmem.net.captured import Captured
 from blobmem.net.plan import divisions, levels, slices
 from blobmem.net.plan.again import Less
+from blobmem.net.plan.slices import Division
 from blobmem.net.plan.times import Times
 
 pytestmark = pytest.mark.usefixtures("few_plans")
@@ -89,6 +90,12 @@ def built(text, device, **options):
     return net
 
 
+def only_run(net):
+    """How the layers of a net go that are in slices."""
+    (run,) = net._sliced.runs
+    return run
+
+
 @functools.cache
 def least(text, make=simulated, **options):
     """The least limit that does, as the error says."""
@@ -155,6 +162,66 @@ def test_numbers_are_those_of_the_whole_batch(make, kind):
     assert net._sliced is None, "where there is room without, there are none"
 
 
+@pytest.fixture
+def divided(monkeypatch):
+    """Lets nets have those runs of layers in slices, whatever room there is."""
+
+    def take(*runs):
+        def fit(net, usual):
+            found = [Division(*map(net.layer_names.index, run[:2]), *run[2:]) for run in runs]
+            way = divisions.way_divided(net, net._made(Less(), 1, bring=False), tuple(found), ())
+            assert [*way.made.sliced.runs] == found
+            return way.made
+
+        monkeypatch.setattr(levels, "fit", fit)
+
+    return take
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_each_of_several_runs_has_slices_of_its_own(make, divided, kept):
+    """What one run makes for the other is whole, and so are its gradients."""
+    text = images(8)
+    whole = made(text, make(None), "train")
+    trace = [iterate(whole), iterate(whole)]
+    divided(("xa", "x", 4, kept), ("ya", "ybr", 2))
+    net = made(text, make(None), "train")
+    for expected in trace:
+        assert_close(iterate(net), expected)
+    ops = [[(each.layer_name, each.op) for each in schedule.calls] for schedule in net.compiled()]
+    for name, number, again in (("xa", 4, 4 - kept), ("ya", 2, 2)):
+        ran = [sum(call[0] == name and "forward" in call[1] for call in calls) for calls in ops]
+        assert ran == [number, again]
+    assert [name for name, op in ops[0] if op == "max_pool_forward"] == ["x"] * 4 + ["y"]
+    assert not {"x", "yb"} & {each.name for each in net._sliced.absent} > {"xb", "ya"}
+    for ask in (lambda: net.run_forward(net.layer_names.index("yb")), lambda: net.run_forward(0, 1)):
+        with pytest.raises(
+            SharedBlobError, match="layers 'xa' to 'x' in 4 slices and layers 'ya' to 'ybr' in 2 slices of"
+        ):
+            ask()
+    net.run_forward(0, net.layer_names.index("x"))  # one of the runs
+
+
+@pytest.mark.parametrize("device", [SimulatedDevice, pytest.param(channels_last, marks=needs_compiler)])
+def test_no_slices_are_kept_whose_gradients_lie_channels_last_in_one_array(device):
+    """Which would be written from the last part on."""
+    net = made(images(8), device(None), "train")
+    slicer = divisions._slicer(net, net._made(Less(), 1))
+    first, last = map(net.layer_names.index, ("ya", "ybr"))
+    found = [slicer.sliced([Division(first, last, 2, kept)]) for kept in (0, 1)]
+    assert [each is None for each in found] == [False, device is not SimulatedDevice]
+    assert slicer.sliced([Division(1, first - 1, 4, 1)]) is not None
+
+
+def test_a_run_is_split_where_little_crosses_and_what_follows_has_fewer_slices():
+    """Behind the first pool, which leaves a quarter of what is before it."""
+    net = made(images(8), SimulatedDevice(), "train")
+    first, pool, last = map(net.layer_names.index, ("xa", "x", "y"))
+    begin, rest = Division(first, pool, 4), Division(pool + 1, last, 2)
+    assert [*divisions.splits(net, (Division(first, last, 4),))] == [(begin, rest), (begin,)]
+    assert [*divisions.splits(net, (begin, rest))] == []
+
+
 def skipping(depth):
     """A chain of convolutions that all have to be kept for backward, and a sum of its ends."""
     text, bottom = DATA, "data"
@@ -218,7 +285,7 @@ def test_losses_are_over_the_whole_batch(make, options):
 def test_two_slices_give_the_bits_of_a_loss(make):
     """Where what they are divided by is twice as much: but for a sum of two numbers."""
     net, whole = (fed(built(words(), make(limit))) for limit in (least(words(), make, passes=()) - 1, None))
-    assert net._sliced.number == 2
+    assert only_run(net).number == 2
     losses = [each.run_forward() for each in (net, whole)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     for each in (net, whole):
@@ -237,7 +304,7 @@ def at_once(net):
     """A net that makes the scores of each slice once, as their gradients come with the loss."""
     net.compiled()
     scored = [call for schedule in net.compiled() for call in schedule.calls if call.op == "inner_product_forward"]
-    assert sum(call.layer_name == "fc" for call in scored) == net._sliced.number == 4
+    assert sum(call.layer_name == "fc" for call in scored) == only_run(net).number == 4
     return net
 
 
@@ -294,7 +361,7 @@ def test_the_least_is_what_slices_and_their_ends_take():
     made, and the sums of their exponentials."""
     ends, scores = 16 * 4 * 32 * 4, 16 * 4 * CLASSES * 4
     net = fed(built(words(), SimulatedDevice(least(words()))))
-    assert net._sliced.number == 16
+    assert only_run(net).number == 16
     assert net.planned().nbytes == 2 * ends + scores // 16 + 2 * 4 * 4
     whole = built(words(), SimulatedDevice(least(words(), passes=())), passes=())
     assert whole.planned().nbytes == scores + ends
@@ -307,21 +374,22 @@ def test_small_arrays_are_kept_whole_if_that_saves_more_than_their_copies_take(m
     net = made(IMAGES.replace("dim: 8 dim: 8", "dim: 32 dim: 32"), SimulatedDevice(), "train")
     net.compiled()
     slicer = divisions._slicer(net, net._made(Less(), 1))
-    found = slicer.sliced(1, net.layer_names.index("y"), 4)
+    run = Division(1, net.layer_names.index("y"), 4)
+    found = slicer.sliced([run])
     absent = {each.name for each in found.absent}
     assert {"xa", "xb", "x"} <= absent
     assert ("y/mask" in absent) == (not copies)
     again = [each for each in found.backward if each.op == "max_pool_forward"]
     assert [each.layer_name for each in again] == ["x"] * 4 if copies else ["x", "y"] * 4
     monkeypatch.setattr(Times, "copy_ms", lambda *_: 1e-9)
-    assert "x/mask" in {each.name for each in slicer.sliced(1, net.layer_names.index("y"), 4).absent}
+    assert "x/mask" in {each.name for each in slicer.sliced([run]).absent}
     usual = slices.Run._again
 
     def but_that_mask(run, wanted, absent):
         return None if "y/mask" in {each.name for each in wanted} else usual(run, wanted, absent)
 
     monkeypatch.setattr(slices.Run, "_again", but_that_mask)
-    assert "y/mask" not in {each.name for each in slicer.sliced(1, net.layer_names.index("y"), 4).absent}
+    assert "y/mask" not in {each.name for each in slicer.sliced([run]).absent}
 
 
 def test_the_fewest_slices_that_do():
@@ -330,9 +398,9 @@ def test_the_fewest_slices_that_do():
     beside = limit - built(words(), SimulatedDevice(limit)).planned().nbytes
     for number in (2, 4, 8):  # labels, sums, and a loss and its gradient, have 512 bytes each, or 4
         limit = beside + 2 * ends + scores // number + 3 * 512 + 4
-        assert built(words(), SimulatedDevice(limit))._sliced.number == number
+        assert only_run(built(words(), SimulatedDevice(limit))).number == number
         less = limit - 1 - ends // number  # of which what a slice of the first layer makes anew can be evicted
-        assert built(words(), SimulatedDevice(less))._sliced.number == 2 * number
+        assert only_run(built(words(), SimulatedDevice(less))).number == 2 * number
 
 
 def test_slices_are_kept_for_backward_where_there_is_room(make):
@@ -343,9 +411,9 @@ def test_slices_are_kept_for_backward_where_there_is_room(make):
         net = fed(built(words(), make(int(lowest * (1 - part) + whole * part))))
         assert_close(iterate(net), trace)
         calls = [each.op for each in net.compiled()[1].calls if each.layer_name == "fc"]
-        sliced = net._sliced
-        assert calls.count("inner_product_forward") == sliced.number - sliced.kept
-    assert sliced.kept >= sliced.number // 2
+        run = only_run(net)
+        assert calls.count("inner_product_forward") == run.number - run.kept
+    assert run.kept >= run.number // 2
 
 
 def test_it_is_reckoned_after_a_pass_as_before(make):
@@ -367,7 +435,7 @@ def test_passes_over_other_batches(make):
             net.blobs["label"].reshape(batch, 4)
             fed(net)
         assert_close(*map(iterate, nets))
-        numbers.append(nets[0]._sliced.number)
+        numbers.append(only_run(nets[0]).number)
     assert numbers[0] == numbers[-1] == 16 and numbers[2] in (2, 3, 4, 6, 12)
     assert nets[0].device.statistics.peak_bytes <= limit
 
@@ -490,11 +558,13 @@ def test_layers_in_slices_run_together():
     net, other = built(IMAGES, SimulatedDevice(least(IMAGES, **kept)), **kept), built(IMAGES, SimulatedDevice())
     traces = [iterate(each) for each in (net, other)]
     assert_close(*traces)
-    first, last = net._sliced.layers
+    first, last, *_ = only_run(net)
     for ask in (
         lambda: net.run_forward(last), lambda: net.run_forward(0, first), lambda: net.run_backward(last - 1),
     ):  # fmt: skip
-        with pytest.raises(SharedBlobError, match="takes layers 'xa' to .* in slices of the batch, .* run all of them"):
+        with pytest.raises(
+            SharedBlobError, match="takes layers 'xa' to .* in 4 slices of the batch, .* run all of them"
+        ):
             ask()
     for each in (net, other):
         each.run_forward()
@@ -510,9 +580,9 @@ def test_layers_in_slices_run_together():
 
 def test_what_is_made_anew_wants_what_forward_had():
     net = fed(built(words(), SimulatedDevice(least(words()) + 2048)))
-    assert net.layer_names[net._sliced.layers[0]] == "fc"
+    assert net.layer_names[only_run(net).first] == "fc"
     net.run_forward()
-    net.run_forward(0, net._sliced.layers[0] - 1)
+    net.run_forward(0, only_run(net).first - 1)
     with pytest.raises(
         SharedBlobError, match="would make 'fc' anew, but parts of what makes it have run by themselves"
     ):

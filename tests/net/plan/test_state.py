@@ -21,7 +21,7 @@ from blobmem.net import compilation, steps
 from blobmem.net.compilation import Compilation
 from blobmem.net.plan import levels, products, sooner, state, times, updates
 from blobmem.net.plan.divisions import longer
-from blobmem.net.plan.slices import Sliced
+from blobmem.net.plan.slices import Division, Sliced
 from blobmem.net.plan.state import content_of, is_torn, staying
 from blobmem.net.plan.times import COPIES
 from blobmem.net.plan.ways import Made
@@ -683,20 +683,42 @@ def test_more_stays_while_that_makes_a_step_less(monkeypatch, took, tried):
 
 def test_fewer_and_longer_slices_are_tried_where_updates_are_spread(monkeypatch):
     monkeypatch.setattr(levels, "_fits", lambda net, made, good, slices: slices)
-    monkeypatch.setattr(levels, "longer", lambda net, layers: [])
+    monkeypatch.setattr(levels, "longer", lambda net, run: [])
 
-    def tried(number, spread):
-        sliced = Sliced([], [], [], (1, 5), number, 0, 0, [], [])
+    def tried(*runs, spread):
+        sliced = Sliced([], [], [], tuple(Division(*run) for run in runs), 0, [], [])
         net = SimpleNamespace(spread=spread, _made=lambda streams: None)
-        return levels._in_less(net, 0.0, Made([], [], [], [], set(), sliced=sliced))
+        return [
+            [run[:3] for run in runs] for runs in levels._in_less(net, 0.0, Made([], [], [], [], set(), sliced=sliced))
+        ]
 
-    assert tried(32, spread=0.0) == [(1, 5, 32)]
-    assert tried(32, spread=0.9) == [(1, 5, 32), (1, 5, 16), (1, 5, 8), (1, 5, 4)]
-    assert tried(6, spread=0.9) == [(1, 5, 6), (1, 5, 3)]
-    assert tried(2, spread=0.9) == [(1, 5, 2)]
-    monkeypatch.setattr(levels, "longer", lambda net, layers: [(layers[0], 9)])
-    assert tried(4, spread=0.0) == [(1, 5, 4)]
-    assert tried(4, spread=0.9) == [(1, 5, 4), (1, 5, 2), (1, 9, 4), (1, 9, 2)]
+    assert tried((1, 5, 32), spread=0.0) == [[(1, 5, 32)]]
+    assert tried((1, 5, 32), spread=0.9) == [[(1, 5, 32)], [(1, 5, 16)], [(1, 5, 8)], [(1, 5, 4)]]
+    assert tried((1, 5, 6), spread=0.9) == [[(1, 5, 6)], [(1, 5, 3)]]
+    assert tried((1, 5, 2), spread=0.9) == [[(1, 5, 2)]]
+    assert tried((1, 5, 8), (6, 9, 2), spread=0.9) == [[(1, 5, 8), (6, 9, 2)], [(1, 5, 4)]]
+    monkeypatch.setattr(levels, "longer", lambda net, run: [9])
+    assert tried((1, 5, 4), spread=0.0) == [[(1, 5, 4)]]
+    assert tried((1, 5, 4), spread=0.9) == [[(1, 5, 4)], [(1, 5, 2)], [(1, 9, 4)], [(1, 9, 2)]]
+
+
+def test_runs_are_split_while_that_takes_less_time(monkeypatch):
+    """The best of each turn; but never so that what stays of state is torn."""
+    took = {1: 10.0, 2: 9.0, 3: 8.0, 4: 7.0, 5: 8.5}
+    following = {1: (2, 3, 4), 3: (5,)}
+    asked = []
+
+    def made(number):
+        sliced = Sliced([], [], [], (Division(1, number, 2),), 0, [], [])
+        return Made([number], [], [], [], set(), sliced=sliced, ms=took[number], state={"w": 3}, spread=0.9)
+
+    monkeypatch.setattr(levels, "splits", lambda net, runs: [made(at).sliced.runs for at in following[runs[0].last]])
+    monkeypatch.setattr(levels, "_fits", lambda net, calls, good, slices: made(slices[0][0].last))
+    monkeypatch.setattr(levels, "is_torn", lambda calls: calls == [4])
+    net = SimpleNamespace(evict_state=lambda *given: asked.append(given), _made=lambda streams: None)
+    assert levels._split(net, made(1), 0.0).ms == 8.0
+    assert asked == [({"w": 3}, 0.9)] * 2
+    assert levels._split(net, made(1), 10.0).ms == 10.0 and len(asked) == 2, "it is good enough"
 
 
 @pytest.mark.parametrize("little", [True, False])
@@ -767,10 +789,10 @@ def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, 
 def test_a_longer_run_ends_where_half_as_much_crosses_its_end():
     """Behind the pooling layer, which leaves a quarter, and behind the scores."""
     net = solver(SimulatedDevice(), "ends", tested=False).net
-    found = {name: longer(net, (1, at)) for at, name in enumerate(net.layer_names)}
+    found = {name: longer(net, Division(1, at, 2)) for at, name in enumerate(net.layer_names)}
     pool, scores = net.layer_names.index("p"), net.layer_names.index("ip")
-    assert found["c1"] == found["c2"] == found["c3"] == [(1, pool)]
-    assert found["p"] == found["c4"] == [(1, scores)]
+    assert found["c1"] == found["c2"] == found["c3"] == [pool]
+    assert found["p"] == found["c4"] == [scores]
 
 
 def test_a_large_gradient_is_alone_with_what_it_is_made_of():
