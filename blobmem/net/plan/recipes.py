@@ -96,7 +96,7 @@ class Kept:
             "rooms": [(layer, op, nbytes) for (layer, op), nbytes in recipe.rooms],
             "moves": recipe.moves and [recipe.moves[0], *([*each.items()] for each in recipe.moves[1:])],
             "state": [(number[memory], staying) for memory, staying in found.state.items()],
-            "spread": found.spread, "ms": found.ms,
+            "spread": found.spread, "ms": found.ms, "calls": [len(found.forward), len(found.backward)],
         }  # fmt: skip
         net.take_abreast(None)
         keep(self._path, json.dumps(content, default=int).encode())  # NumPy's integers, too
@@ -153,6 +153,8 @@ class Kept:
             away = [way.found[at] for at in content["away"]]
             made = without(net, way, away, times, content["enough"], content["room"])
         made.state, made.spread = {memory: memory.staying for memory in net._evicted}, net.spread
+        if content["calls"] != [len(made.forward), len(made.backward)]:
+            return None  # by other times some state stays between two uses, or does not
         if content["moves"] is not None:
             tight, *moves = content["moves"]
             forward, backward = (dict(each) for each in moves)
