@@ -262,18 +262,18 @@ def longer(net: Net, run: Division) -> list[int]:
     return [] if end is None else [end]
 
 
-def splits(net: Net, runs: Runs) -> Iterator[Runs]:
-    """The runs with one of them as two, where little crosses from one to the other; the latter, of smaller arrays, in
-    fewer slices, or whole."""
+def splits(net: Net, runs: Runs) -> Iterator[list[Runs]]:
+    """The runs with one of them as two, where little crosses from one to the other: for each such place with the
+    latter, of smaller arrays, in fewer and fewer slices, or whole."""
     slicer = _slicer(net, net._made(Less(), 1, bring=False))
     for at, run in enumerate(runs):
         crossing = [slicer.crossing(layer) for layer in range(run.first, run.last + 2)]
         places = range(1, len(crossing) - 1)
         ends = [run.first + each - 1 for each in places if crossing[each - 1] > crossing[each] <= crossing[each + 1]]
         for end in sorted(ends, key=slicer.crossing)[:SPLITS]:
-            for number in (run.number // part for part in PARTS if run.number % part == 0):
-                rest = [Division(end + 1, run.last, number)] if number > 1 else []
-                yield (*runs[:at], Division(run.first, end, run.number), *rest, *runs[at + 1 :])
+            numbers = [run.number // part for part in PARTS if run.number % part == 0]
+            rests = [[Division(end + 1, run.last, number)] if number > 1 else [] for number in numbers]
+            yield [(*runs[:at], Division(run.first, end, run.number), *rest, *runs[at + 1 :]) for rest in rests]
 
 
 def way_divided(net: Net, made: Made, division: Runs, rooms: tuple[tuple[Any, int], ...]) -> Way | None:

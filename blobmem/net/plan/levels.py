@@ -255,9 +255,16 @@ def _split(net: Net, found: Made, good: float) -> Made:
     best = found
     while best.sliced is not None and best.ms > good:
         net.evict_state(best.state, best.spread)
-        tried = [_fits(net, net._made(streams=1), good, [runs]) for runs in splits(net, best.sliced.runs)]
-        whole = (each for each in tried if isinstance(each, Made) and not is_torn([*each.forward, *each.backward]))
-        better = min([best, *whole], key=lambda each: _rank(each, good))
+        better = best
+        for several in splits(net, best.sliced.runs):
+            before = math.inf
+            for runs in several:
+                tried = _fits(net, net._made(streams=1), good, [runs])
+                if not isinstance(tried, Made) or tried.ms >= before:
+                    break  # still fewer slices need more
+                before = tried.ms
+                if not is_torn([*tried.forward, *tried.backward]):
+                    better = min(better, tried, key=lambda each: _rank(each, good))
         if better is best:
             break
         best = better
