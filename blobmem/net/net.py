@@ -285,10 +285,9 @@ class Net(Access, Placement, Compilation):
             if done is not None and not backward and (self._is_watched() or done.divides(first, last)):
                 self._end_pass(name)
                 schedule = self.compiled(first, last)[backward]
-        sliced = self._sliced
-        if sliced is not None and (self._is_watched(backward) or any(run.divides(first, last) for run in sliced.runs)):
+        if self._sliced is not None and (self._is_watched(backward) or self._sliced.divides(first, last)):
             raise SharedBlobError(
-                f"{self.identity} takes {sliced.told(self.layer_names)} of the batch, as the device has no room "
+                f"{self.identity} takes {self._sliced.told(self.layer_names)} of the batch, as the device has no room "
                 "for more: run all of them at once, without callbacks about layers or debug_info, or grant the device "
                 "more memory"
             )

@@ -268,9 +268,9 @@ def _about_slices(net: Net, least: Made, usual: Made, layer: int) -> tuple[str, 
     found = in_the_way(usual.forward, usual.backward, layer, table(net.device.family))
     if least.sliced is not None:
         how = f" and {least.sliced.told(net.layer_names)} of the batch"
-        near = any(first - 1 <= found.layer <= last + 1 for first, last in least.sliced.layers) if found else True
-        if found is not None and found.layer != layer and not near:
-            found = None  # it has not come to that
+        if found is not None and found.layer != layer:
+            near = any(first - 1 <= found.layer <= last + 1 for first, last in least.sliced.layers)
+            found = found if near else None  # it has not come to that
     if found is None or "slices" not in net.passes:
         return how, ""
     return how, f" Layer '{found.layer_name}' takes no slices of the batch, for '{found.op}'."

@@ -95,10 +95,6 @@ class Division(NamedTuple):
     kept: int = 0
     at_once: bool = False
 
-    def divides(self, first: int, last: int) -> bool:
-        """Whether a run of layers first to last would be of some of these, but not all."""
-        return divides((self.first, self.last), first, last)
-
 
 Runs = tuple[Division, ...]
 
@@ -134,6 +130,10 @@ class Sliced(NamedTuple):
     def layers(self) -> list[tuple[int, int]]:
         """The first and the last layer of each run."""
         return [(run.first, run.last) for run in self.runs]
+
+    def divides(self, first: int, last: int) -> bool:
+        """Whether layers first to last would be some of those of a run, but not all."""
+        return any(divides(layers, first, last) for layers in self.layers)
 
     def told(self, names: Sequence[str]) -> str:
         """Which of the layers with these names are in how many slices."""
@@ -292,23 +292,25 @@ class Slicer:
                     sides[each.layer >= layer][operand.memory] = operand.nbytes
         return sum(nbytes for memory, nbytes in sides[0].items() if memory in sides[1])
 
-    def sliced(self, runs: Iterable[Division]) -> Sliced | None:
+    def sliced(self, runs: Sequence[Division]) -> Sliced | None:
         """The calls with these runs of layers in slices, each run by itself; None where arrays do not allow it."""
-        of, result = self, None
-        for run in runs:
-            found = of._with(run)
-            if found is None:
-                return None
-            if result is not None:
-                result = found._replace(
-                    runs=(*result.runs, run), nbytes=result.nbytes, pieces=[*result.pieces, *found.pieces],
-                    absent=[*result.absent, *found.absent],
-                )  # fmt: skip
-            else:
-                result = found
-            free = of._free | {piece.data_view.memory for piece in found.pieces}
-            of = Slicer(found.forward, found.backward, found.remade, free, self._ops, self._times, self._images_last)
-        return result
+        first, *others = runs
+        found = self._with(first)
+        for run in others:
+            found = None if found is None else self._behind(found, run)
+        return found
+
+    def _behind(self, before: Sliced, run: Division) -> Sliced | None:
+        """The calls in which some runs are in slices, with one run more."""
+        free = self._free | {piece.data_view.memory for piece in before.pieces}
+        calls = before.forward, before.backward, before.remade
+        found = Slicer(*calls, free, self._ops, self._times, self._images_last)._with(run)
+        if found is None:
+            return None
+        return before._replace(
+            forward=found.forward, backward=found.backward, remade=found.remade, runs=(*before.runs, run),
+            pieces=[*before.pieces, *found.pieces], absent=[*before.absent, *found.absent],
+        )  # fmt: skip
 
     def _with(self, run: Division) -> Sliced | None:
         """The calls with one run of layers in slices; None where these, or arrays, do not allow it."""
