@@ -285,7 +285,7 @@ class Net(Access, Placement, Compilation):
             if done is not None and not backward and (self._is_watched() or done.divides(first, last)):
                 self._end_pass(name)
                 schedule = self.compiled(first, last)[backward]
-        if self._sliced is not None and (self._is_watched(backward) or self._sliced.divides(first, last)):
+        if self._sliced is not None and (self._is_watched(backward) or self._sliced.divides(first, last, backward)):
             raise SharedBlobError(
                 f"{self.identity} takes {self._sliced.told(self.layer_names)} of the batch, as the device has no room "
                 "for more: run all of them at once, without callbacks about layers or debug_info, or grant the device "

@@ -24,7 +24,8 @@ from blobmem.net.plan.evict import loads_without, lowest
 from blobmem.net.plan.parts import MOST_PARTS
 from blobmem.net.plan.places import draft, drafted
 from blobmem.net.plan.rooms import LEAST, in_rooms, rooms_of
-from blobmem.net.plan.slices import Division, Runs, Sliced, Slicer, by_item
+from blobmem.net.plan.slicer import Slicer
+from blobmem.net.plan.slices import Division, Runs, Sliced, by_item
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.ways import Made, Way, again_in, least_loads, usual_ways, way_of, way_with
 from blobmem.net.schedule import Unit
@@ -109,6 +110,7 @@ class Divisions:
             if len(runs) > 1:  # the shortest, that which needs least, and one more layer than that
                 least = min(range(1, len(runs)), key=lambda at: runs[at][0])
                 runs = [runs[0], *runs[least : least + 2]]
+            yield from self._short(usual, slicer, [found.runs[0] for _, found in own])
             for _, found in runs:
                 yield from self._both(usual, found.runs)
             if self.best <= self._good:
@@ -121,13 +123,33 @@ class Divisions:
         if tried and self.best == math.inf:
             yield _way_in_slices(net, usual, min(tried, key=itemgetter(0))[1], self._room, 0.0)
 
+    def _short(self, usual: Made, slicer: Slicer, runs: Sequence[Division]) -> Iterator[Way]:
+        """The calls in slices from where one of these runs begins to the end, each with its gradients: where that needs
+        least. What such are given may leave, so that they may need less than the run itself."""
+        needs = list[tuple[int, int]]()
+        for first in {run.first for run in runs}:
+            found = slicer.sliced([self._to_end(first, runs[0].number)])
+            if found is not None:
+                needs.append((_fullest(self._net, usual, found)[0], -first))
+        least, first = min(needs, default=(self._room + 1, 0))
+        if least <= self._room:
+            yield from self._ended(usual, -first, runs[0].number)
+
+    def _to_end(self, first: int, count: int) -> Division:
+        return Division(first, len(self._net.layer_names) - 1, count, 0, True)
+
+    def _ended(self, usual: Made, first: int, count: int) -> Iterator[Way]:
+        """The calls in so many slices from a layer to the end, each with its gradients, once."""
+        if (first, count) not in self._to_the_end:
+            self._to_the_end.add((first, count))
+            yield from self._divided(usual, (self._to_end(first, count),))
+
     def _both(self, usual: Made, runs: Runs) -> Iterator[Way]:
         """The calls so divided; first, once for each beginning of an only run, with slices to the end, each with its
         gradients."""
         first, _, count, *_ = runs[0]
-        if len(runs) == 1 and (first, count) not in self._to_the_end:
-            self._to_the_end.add((first, count))
-            yield from self._divided(usual, (Division(first, len(self._net.layer_names) - 1, count, 0, True),))
+        if len(runs) == 1:
+            yield from self._ended(usual, first, count)
         yield from self._divided(usual, runs)
 
     def _divided(self, usual: Made, runs: Runs) -> Iterator[Way]:

@@ -370,7 +370,9 @@ def _fits(
         return error.with_traceback(None)
     for each in found:
         each.state, each.spread = {memory: memory.staying for memory in net._evicted}, net.spread
-    return min((sooner(net, each) for each in found), key=_rank) if net._evicted else found[0]
+    first = found[0].sliced
+    comes = net._evicted or (first is not None and first.given)
+    return min((sooner(net, each) for each in found), key=_rank) if comes else found[0]
 
 
 def _rank(found: Made | OutOfDeviceMemory, good: float = 0.0) -> tuple[bool, float, int]:

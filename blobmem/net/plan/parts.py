@@ -390,6 +390,15 @@ class Divider:
         """Of that part again from now on, whose own arrays have what they had."""
         self._index, self._of, self._first, self._copied, self._made = paused
 
+    def has(self, memory: SyncedMemory) -> bool:
+        """Whether there is something in this part's piece of what is never whole."""
+        return memory in self._made
+
+    def fill(self, operand: Operand) -> Operand:
+        """The operand, of what is never whole, of this part's piece, for a call that fills it."""
+        self._made.add(operand.memory)
+        return self.on_piece(dataclasses.replace(operand, intent=Intent.OVERWRITE, shape=None))
+
     def calls(self, each: Call) -> list[Call]:
         """What does a part of a call."""
         operands, copies, made = list(each.operands), list[Call](), set[SyncedMemory]()

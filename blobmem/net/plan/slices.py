@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from itertools import chain
 from typing import NamedTuple
-
-import numpy as np
 
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.fusion import UPDATES
-from blobmem.net.layouts import channels_last
 from blobmem.net.plan import parts
-from blobmem.net.plan.parts import Divider, Paused, divides, is_of, turned_of
+from blobmem.net.plan.parts import Divider, Paused, divides, is_of
 from blobmem.net.plan.times import COPIES, Times
 from blobmem.net.plan.uses import Remade, moved
 from blobmem.net.schedule import first_uses
-from blobmem.ops.call import Call, Operand, begins_sum, call, like, memories, overwrite, read, redirected
+from blobmem.ops.call import Call, Operand, begins_sum, call, like, memories, overwrite, read
 
 _SMALL = 1 / 8
 """Of the largest array within a run, what another may have that backward reads, to be kept whole instead of made anew,
@@ -75,7 +72,7 @@ _ABREAST = frozenset({
 })  # fmt: skip
 """Ops that take no slices one after the other, but such as go abreast (`plan.abreast`)."""
 
-_IMAGE = 4
+IMAGE = 4
 """Axes of an array that may lie channels last."""
 
 
@@ -116,6 +113,7 @@ class Sliced(NamedTuple):
         nbytes: of what backward reads of a slice of the first run.
         pieces: arrays of a slice, in place of those that are never whole.
         absent: the memories of the latter.
+        given: the layers behind which copies are made of what a run is given, each with the first of that run.
     """
 
     forward: list[Call]
@@ -125,15 +123,18 @@ class Sliced(NamedTuple):
     nbytes: int
     pieces: list[Blob]
     absent: list[SyncedMemory]
+    given: Sequence[tuple[int, int]] = ()
 
     @property
     def layers(self) -> list[tuple[int, int]]:
         """The first and the last layer of each run."""
         return [(run.first, run.last) for run in self.runs]
 
-    def divides(self, first: int, last: int) -> bool:
-        """Whether layers first to last would be some of those of a run, but not all."""
-        return any(divides(layers, first, last) for layers in self.layers)
+    def divides(self, first: int, last: int, backward: bool) -> bool:
+        """Whether layers first to last would be some of those of a run, but not all; or run forward on copies of what
+        was there before."""
+        late = not backward and any(maker < first <= run <= last for maker, run in self.given)
+        return late or any(divides(layers, first, last) for layers in self.layers)
 
     def told(self, names: Sequence[str]) -> str:
         """Which of the layers with these names are in how many slices."""
@@ -146,12 +147,12 @@ def in_the_way(forward: Sequence[Call], backward: Sequence[Call], layer: int, op
     nearest layer behind or before it that has gradients. None if none does."""
     trained = {each.layer for each in backward}
     calls = [each for each in chain(forward, backward) if each.layer in trained]
-    whole = (each for each in calls if _takes_all(each, ops) and each.op not in _ABREAST)
+    whole = (each for each in calls if takes_all(each, ops) and each.op not in _ABREAST)
     return min(whole, key=lambda each: (abs(each.layer - layer), -each.layer), default=None)
 
 
-def _takes_all(each: Call, ops: Container[str]) -> bool:
-    return not (may_divide(each, ops) or _stands_aside(each) or each.op in COPIES)
+def takes_all(each: Call, ops: Container[str]) -> bool:
+    return not (may_divide(each, ops) or stands_aside(each) or each.op in COPIES)
 
 
 def may_divide(each: Call, ops: Container[str]) -> bool:
@@ -162,13 +163,13 @@ def divided(each: Call) -> Sequence[int]:
     """Which of a call's operands are divided."""
     op = str(each.op)
     if op in LOSSES:
-        return () if _counts(each) and not op.startswith("softmax") else LOSSES[op][0]
+        return () if counts(each) and not op.startswith("softmax") else LOSSES[op][0]
     if op in _EACH or (op in _JOINED and each.attributes["axis"] > 0):
         return range(len(each.operands))
     return _ROWS.get(op) or parts.positions(each)
 
 
-def _counts(loss: Call) -> bool:
+def counts(loss: Call) -> bool:
     """Whether it is a mean over the labels that are not to be ignored."""
     return loss.attributes.get("ignore_label") is not None and loss.attributes["normalization"] == "VALID"
 
@@ -177,10 +178,33 @@ def by_item(each: Call) -> list[Operand]:
     return [operand for at in divided(each) if (operand := each.operands[at]) is not None]
 
 
-def _stands_aside(each: Call) -> bool:
+def stands_aside(each: Call) -> bool:
     """Whether it may run before or after all slices: it fills a gradient, updates a parameter, or has the sums of what
     slices have summed."""
     return each.op in ("fill", "fill_scaled", "batch_norm_settle", "batch_norm_gradients", *UPDATES)
+
+
+class Undivided(NamedTuple):
+    """A pass of which layers take slices.
+
+    Attributes:
+        forward, backward: the calls.
+        remade: what of backward other calls fill.
+        free: memories that nobody reads but these calls.
+        ops: those of the device.
+        times: of calls.
+        images_last: they will run with images channels last.
+        turned: the bytes of what they read so, and nobody writes (`parts.turned_of`).
+    """
+
+    forward: Sequence[Call]
+    backward: Sequence[Call]
+    remade: Sequence[Remade]
+    free: Set[SyncedMemory]
+    ops: Container[str]
+    times: Times
+    images_last: bool
+    turned: Mapping[SyncedMemory, int]
 
 
 class Stretch(NamedTuple):
@@ -204,157 +228,12 @@ class Stretch(NamedTuple):
     def images(self) -> set[SyncedMemory]:
         """Those of what is written so that may lie channels last."""
         operands = (operand for each in self.inside for operand in by_item(each))
-        return {each.memory for each in operands if each.intent is not Intent.READ and len(each.blob.shape) == _IMAGE}
+        return {each.memory for each in operands if each.intent is not Intent.READ and len(each.blob.shape) == IMAGE}
 
     def read(self) -> set[SyncedMemory]:
         """The memories that are read item by item."""
         operands = (operand for each in self.inside for operand in by_item(each))
         return {each.memory for each in operands if each.intent is not Intent.OVERWRITE}
-
-
-class Slicer:
-    """Divides runs of layers of a pass.
-
-    Args:
-        forward, backward: the calls.
-        remade: what of backward other calls fill.
-        free: memories that nobody reads but these calls.
-        ops: those of the device.
-        times: of calls.
-        images_last: they will run with images channels last.
-    """
-
-    def __init__(
-        self,
-        forward: Sequence[Call],
-        backward: Sequence[Call],
-        remade: Sequence[Remade],
-        free: Set[SyncedMemory],
-        ops: Container[str],
-        times: Times,
-        images_last: bool,
-    ) -> None:
-        self._forward, self._backward, self._remade = forward, backward, remade
-        self._free, self._ops, self._times = free, ops, times
-        last = [*channels_last(forward), *channels_last(backward)] if images_last else []
-        self._images_last = images_last
-        self._turned = turned_of(last)
-
-    def _around(self, layer: int) -> range:
-        """The layers next to a layer, and itself, whose calls all may be divided; none if its own may not."""
-        every = [*self._forward, *self._backward]
-        whole = {each.layer for each in every if _takes_all(each, self._ops)}
-        if layer in whole:
-            return range(0)
-        first = max((at + 1 for at in whole if at < layer), default=0)
-        return range(first, min((at for at in whole if at > layer), default=max(each.layer for each in every) + 1))
-
-    def runs(self, layer: int, count: int, need: Callable[[Sliced], tuple[int, int]]) -> Iterator[tuple[int, Sliced]]:
-        """The calls with longer and longer runs about a layer in so many slices, and what these need.
-
-        A run goes on to where most bytes are in use, and while what crosses its ends takes half of them or more: with
-        less, smaller slices help more. `need` says how many bytes that is, and in which layer.
-        """
-        around, first, last = self._around(layer), layer, layer
-        while layer in around:
-            found, least, fullest = self.sliced([Division(first, last, count)]), 0, layer
-            if found is not None:
-                least, fullest = need(found)
-                yield least, found
-            if fullest not in around:
-                return
-            if first <= fullest <= last:
-                ends = {first - 1: self.crossing(first), last + 1: self.crossing(last + 1)}
-                if found is not None and sum(ends.values()) <= least // 2:
-                    return
-                ends = {at: nbytes for at, nbytes in ends.items() if at in around}
-                if not ends:
-                    return
-                fullest = max(ends, key=ends.__getitem__)
-            first, last = min(first, fullest), max(last, fullest)
-
-    def longer(self, last: int) -> int | None:
-        """The next layer with which a run may end so that at most half as many bytes cross its end as with this."""
-        around, most = self._around(last), self.crossing(last + 1) // 2
-        return next((at for at in range(last + 1, around.stop) if self.crossing(at + 1) <= most), None)
-
-    def counts(self, layer: int) -> list[int]:
-        """The numbers of equal slices that the batch can be taken in there."""
-        items = self._items(each for each in self._forward if each.layer == layer)
-        return [count for count in range(2, items + 1) if items % count == 0]
-
-    def crossing(self, layer: int) -> int:
-        """Bytes of arrays that are used both by layers before this one, and by it or those after it."""
-        sides: tuple[dict[SyncedMemory, int], dict[SyncedMemory, int]] = ({}, {})
-        for each in chain(self._forward, self._backward):
-            for operand in each.present():
-                if operand.memory in self._free:
-                    sides[each.layer >= layer][operand.memory] = operand.nbytes
-        return sum(nbytes for memory, nbytes in sides[0].items() if memory in sides[1])
-
-    def sliced(self, runs: Sequence[Division]) -> Sliced | None:
-        """The calls with these runs of layers in slices, each run by itself; None where arrays do not allow it."""
-        first, *others = runs
-        found = self._with(first)
-        for run in others:
-            found = None if found is None else self._behind(found, run)
-        return found
-
-    def _behind(self, before: Sliced, run: Division) -> Sliced | None:
-        """The calls in which some runs are in slices, with one run more."""
-        free = self._free | {piece.data_view.memory for piece in before.pieces}
-        calls = before.forward, before.backward, before.remade
-        found = Slicer(*calls, free, self._ops, self._times, self._images_last)._with(run)
-        if found is None:
-            return None
-        return before._replace(
-            forward=found.forward, backward=found.backward, remade=found.remade, runs=(*before.runs, run),
-            pieces=[*before.pieces, *found.pieces], absent=[*before.absent, *found.absent],
-        )  # fmt: skip
-
-    def _with(self, run: Division) -> Sliced | None:
-        """The calls with one run of layers in slices; None where these, or arrays, do not allow it."""
-        found = self._stretches(run)
-        if found is None:
-            return None
-        return (AtOnce if run.at_once else Run)(self, *found, run).made()
-
-    def _stretches(self, run: Division) -> tuple[Stretch, Stretch] | None:
-        """The calls of these layers forward and backward, if they can be divided into so many slices."""
-        ahead, back = (self._stretch(calls, run.first, run.last) for calls in (self._forward, self._backward))
-        if ahead is None or back is None:
-            return None
-        items = self._items(ahead.inside)
-        if items % run.number or not is_regular([*ahead.inside, *back.inside], items):
-            return None
-        return ahead, back
-
-    def _items(self, calls: Iterable[Call]) -> int:
-        shapes = (operand.blob.shape for each in calls for operand in by_item(each))
-        return next((shape[0] for shape in shapes if shape), 1)
-
-    def _stretch(self, calls: Sequence[Call], first: int, last: int) -> Stretch | None:
-        """The calls of these layers, if they stand together and what is not divided may run before or after them."""
-        at = [index for index, each in enumerate(calls) if first <= each.layer <= last]
-        while at and not may_divide(calls[at[-1]], self._ops):
-            at.pop()
-        if not at:
-            return Stretch(len(calls), len(calls), [], [], [])
-        if at[-1] - at[0] + 1 != len(at):
-            return None
-        result = Stretch(at[0], at[-1] + 1, [], [], [])
-        for index in at:
-            each = calls[index]
-            if may_divide(each, self._ops):
-                result.inside.append(each)
-                continue
-            late = each.op in UPDATES or calls is self._forward
-            (result.after if late else result.before).append(each)
-            # what fills an array may be moved past calls that do not use it
-            past = calls[index + 1 : at[-1] + 1] if late else calls[at[0] : index]
-            if not _stands_aside(each) or (each.op not in UPDATES and {*memories([each])} & {*memories(past)}):
-                return None
-        return result
 
 
 def is_regular(calls: Sequence[Call], items: int, joined: Container[SyncedMemory] = ()) -> bool:
@@ -379,14 +258,14 @@ def is_regular(calls: Sequence[Call], items: int, joined: Container[SyncedMemory
 class Run:
     """What becomes of the calls of a run, and of its arrays."""
 
-    def __init__(self, of: Slicer, ahead: Stretch, back: Stretch, run: Division) -> None:
+    def __init__(self, of: Undivided, ahead: Stretch, back: Stretch, run: Division) -> None:
         self._of, self._ahead, self._back, self._run = of, ahead, back, run
         self._count, self._kept = run.number, run.kept
-        self._before = {*memories(of._forward[: ahead.start])}
-        self._later = {*memories(of._backward[back.stop :]), *memories(back.after)}
+        self._before = {*memories(of.forward[: ahead.start])}
+        self._later = {*memories(of.backward[back.stop :]), *memories(back.after)}
         self._earlier = {
-            *self._before, *memories(of._forward[ahead.stop :]), *memories(ahead.beside),
-            *memories(of._backward[: back.start]), *memories(back.before),
+            *self._before, *memories(of.forward[ahead.stop :]), *memories(ahead.beside),
+            *memories(of.backward[: back.start]), *memories(back.before),
         }  # fmt: skip
         self._losses: list[Blob] = []  # of the slices
         self._paused: list[Paused] = []  # the slices that are kept
@@ -399,15 +278,15 @@ class Run:
         filled, back_filled = first_uses(ahead.inside), first_uses(back.inside)
         if any(memory in self._before or memory in back_written or not filled[memory] for memory in written):
             return None
-        inner = {memory for memory in written if memory in of._free and memory not in outer}
+        inner = {memory for memory in written if memory in of.free and memory not in outer}
         absent = inner - self._whole(written, inner)
         wanted = absent & back.read()
         again = self._again(wanted, absent)
         # what comes from a later layer may be changed in place, if nobody wants it afterwards
         changed = {memory for memory in back_written if memory in self._earlier}
-        if again is None or any(memory in self._later or memory not in of._free for memory in changed):
+        if again is None or any(memory in self._later or memory not in of.free for memory in changed):
             return None
-        back_absent = {memory for memory in back_written if memory in of._free and memory not in outer} | changed
+        back_absent = {memory for memory in back_written if memory in of.free and memory not in outer} | changed
         if any(not back_filled[memory] and memory not in changed for memory in back_written):
             return None
         whole = {memory for memory in written if memory not in absent}
@@ -415,12 +294,12 @@ class Run:
         sizes = written | back_written
         if any(sizes[memory] % (ALIGNMENT * self._count) for memory in whole):
             return None
-        if self._kept and of._images_last and not whole.isdisjoint(back.images()):
+        if self._kept and of.images_last and not whole.isdisjoint(back.images()):
             return None  # what lies channels last is written from the first part on
-        divider = Divider(self._count, absent, whole, of._turned, divided, "slice")
+        divider = Divider(self._count, absent, whole, of.turned, divided, "slice")
         forward, place = self._forward(divider)
         gradients = self._gradients(divider, again, wanted, back_absent)
-        backward = [*of._backward[: back.start], *back.before, *gradients, *back.after, *of._backward[back.stop :]]
+        backward = [*of.backward[: back.start], *back.before, *gradients, *back.after, *of.backward[back.stop :]]
         never = [memory for memory in (*written, *back_written) if memory in absent | back_absent - changed]
         remade = self._remade(again, place, {*never})
         nbytes = sum(written[memory] for memory in wanted) // self._count
@@ -430,7 +309,7 @@ class Run:
     def _whole(self, written: dict[SyncedMemory, int], inner: Set[SyncedMemory]) -> set[SyncedMemory]:
         """Of what lives only in the run, what is small enough to be kept for backward as a whole, and takes longer to
         be made anew, beside what is anyway, than to be copied."""
-        times, read_back = self._of._times, self._back.read()
+        times, read_back = self._of.times, self._back.read()
         limit = _SMALL * max((written[memory] for memory in inner), default=0)
         small = {memory for memory in inner & read_back if written[memory] <= limit}
         whole = {memory for memory in small if written[memory] % (ALIGNMENT * self._count) == 0}
@@ -452,13 +331,13 @@ class Run:
         of, start = self._of, self._ahead.start
         needed, result = {*wanted}, list[Call]()
         moved = {id(each) for each in self._back.after}
-        until = (each for each in of._backward[: self._back.stop] if id(each) not in moved)
+        until = (each for each in of.backward[: self._back.stop] if id(each) not in moved)
         changed = {
-            memory for each in chain(until, of._forward[self._ahead.stop :]) for memory in each.written_memories()
+            memory for each in chain(until, of.forward[self._ahead.stop :]) for memory in each.written_memories()
         }
-        for each in reversed(of._forward[start : self._ahead.stop]):
+        for each in reversed(of.forward[start : self._ahead.stop]):
             outs = {*each.written_memories()}
-            if not needed.isdisjoint(outs) and may_divide(each, of._ops):
+            if not needed.isdisjoint(outs) and may_divide(each, of.ops):
                 result.insert(0, each)
                 sources = {*each.read_memories()}
                 needed |= sources & absent
@@ -472,13 +351,14 @@ class Run:
     def _forward(self, divider: Divider) -> tuple[list[Call], dict[int, int]]:
         """The calls of forward, and where those are now that were there before, by id: of slices, the last."""
         of, ahead, place = self._of, self._ahead, dict[int, int]()
-        result = [*of._forward[: ahead.start], *ahead.before]
+        result = [*self._until(), *ahead.before]
         place.update((id(each), at) for at, each in enumerate(result))
         result += self._in_front()
         losses: dict[int, list[Blob]] = {}
         for index in range(self._count):
             divider.begin(index, own_copies=True)
             for each in ahead.inside:
+                result += self._brought(divider, index, each)
                 result += divider.calls(each)
                 if str(each.op) in LOSSES:
                     losses.setdefault(id(each), []).append(self._own_loss(result, index))
@@ -489,12 +369,20 @@ class Run:
         for each in ahead.inside:
             if id(each) in losses:
                 result += self._sum(each, losses[id(each)])
-        rest = [*ahead.after, *of._forward[ahead.stop :]]
+        rest = [*ahead.after, *of.forward[ahead.stop :]]
         place.update((id(each), at) for at, each in enumerate(rest, len(result)))
         return [*result, *rest], place
 
+    def _until(self) -> Sequence[Call]:
+        """The calls of forward before the run."""
+        return self._of.forward[: self._ahead.start]
+
     def _in_front(self) -> list[Call]:
         """What forward runs before the slices."""
+        return []
+
+    def _brought(self, divider: Divider, index: int, each: Call) -> list[Call]:
+        """What forward runs before a call's slice of that number, which the divider has."""
         return []
 
     def _behind(self, divider: Divider, index: int) -> list[Call]:
@@ -506,7 +394,7 @@ class Run:
         each = calls[-1]
         _, at = LOSSES[str(each.op)]
         loss = self._scalar(each.operand(at), f"slice {index + 1} of {self._count}")
-        calls[-1] = _of_slice(each, at, overwrite(loss, each.operand(at).shape))
+        calls[-1] = of_slice(each, at, overwrite(loss, each.operand(at).shape))
         return loss
 
     def _scalar(self, like: Operand, what: str) -> Blob:
@@ -517,21 +405,21 @@ class Run:
 
     def _share(self, loss: Call) -> float:
         """Of a slice's loss in that of the batch: means of equal slices are averaged."""
-        return 1.0 if _counts(loss) or loss.attributes.get("normalization") == "NONE" else 1 / self._count
+        return 1.0 if counts(loss) or loss.attributes.get("normalization") == "NONE" else 1 / self._count
 
     def _sum(self, each: Call, found: Sequence[Blob]) -> list[Call]:
         """The calls that make the loss of what slices have."""
         loss = each.operand(LOSSES[str(each.op)][1])
-        total = overwrite(self._scalar(loss, "sum")) if _counts(each) else loss
+        total = overwrite(self._scalar(loss, "sum")) if counts(each) else loss
         made = like(each, call("eltwise_sum", *map(read, found), total, coeffs=(self._share(each),) * self._count))
-        return [made, _over_labels(each, read(total.blob), loss)] if _counts(each) else [made]
+        return [made, over_labels(each, read(total.blob), loss)] if counts(each) else [made]
 
     def _scaled(self, each: Call) -> tuple[Call, Blob]:
         """What makes the gradient that a loss has in a slice, and where."""
         gradient = each.operand(LOSSES[str(each.op)][1])
         scaled = self._scalar(gradient, "slices")
-        if _counts(each):
-            return _over_labels(each, gradient, overwrite(scaled)), scaled
+        if counts(each):
+            return over_labels(each, gradient, overwrite(scaled)), scaled
         made = call("eltwise_sum_backward", gradient, overwrite(scaled), coeff=self._share(each))
         return like(each, made), scaled
 
@@ -555,7 +443,7 @@ class Run:
                 result += divider.calls(each)
                 if str(each.op) in LOSSES:
                     _, at = LOSSES[str(each.op)]
-                    result[-1] = _of_slice(result[-1], at, read(scaled[id(each)], each.operand(at).shape))
+                    result[-1] = of_slice(result[-1], at, read(scaled[id(each)], each.operand(at).shape))
                 if number:
                     result[-1] = adding(result[-1])
         return result
@@ -575,14 +463,14 @@ class Run:
     def _remade(self, again: Sequence[Call], place: dict[int, int], never: Container[SyncedMemory]) -> list[Remade]:
         """What backward fills, with the places that its makers have now; what is made anew relies on the whole run."""
         of = self._of
-        now = [place[id(each)] for each in of._forward]
-        remade = moved((each for each in of._remade if each.array.view.memory not in never), now)
+        now = [place[id(each)] for each in of.forward]
+        remade = moved((each for each in of.remade if each.array.view.memory not in never), now)
         if not again:
             return remade
         sources = {operand.memory for each in again for operand in each.present()}
         makers = [
             at
-            for at, each in enumerate(of._forward[: self._ahead.stop])
+            for at, each in enumerate(of.forward[: self._ahead.stop])
             if at >= self._ahead.start or not sources.isdisjoint(each.written_memories())
         ]
         start = sum(at < self._ahead.start for at in makers)
@@ -591,128 +479,18 @@ class Run:
         return [*remade, Remade(self._first, sorted(now[at] for at in makers), start)]
 
 
-class AtOnce(Run):
-    """What becomes of a run that ends with a loss where each slice has its gradients right behind it, in forward.
-
-    Nothing of a slice is kept for backward, or made anew. What the gradients of it all come to lies in arrays of its
-    own, as of a loss whose own gradient is one; backward multiplies it by what that is then.
-    """
-
-    def made(self) -> Sliced | None:
-        of, ahead, back = self._of, self._ahead, self._back
-        outer = self._earlier | self._later
-        written, back_written = ahead.written(), back.written()
-        filled, back_filled = first_uses(ahead.inside), first_uses(back.inside)
-        if any(memory in self._before or memory in back_written or not filled[memory] for memory in written):
-            return None
-        if any(memory in self._earlier or not back_filled[memory] for memory in back_written):
-            return None
-        absent = {memory for memory in written if memory in of._free and memory not in outer}
-        never = absent | {memory for memory in back_written if memory in of._free and memory not in outer}
-        results = self._results({*back_written} - never)
-        whole = {memory: nbytes for memory, nbytes in (written | back_written).items() if memory not in never}
-        if results is None or any(nbytes % (ALIGNMENT * self._count) for nbytes in whole.values()):
-            return None
-        if any(each.array.view.memory in results for each in of._remade):
-            return None  # of which forward is asked later what it relies on
-        self._arrays = {
-            memory: Blob(
-                each.blob.shape, dtype=each.blob.dtype, device=each.blob.device, name=f"{memory.name} (slices)"
-            )
-            for memory, each in results.items()
-        }
-        own = {array.data_view.memory for array in self._arrays.values()}
-        divider = Divider(self._count, never, {*whole} | own, of._turned, divided, "slice")
-        forward, place = self._forward(divider)
-        given = [self._multiplied(each, self._arrays[memory]) for memory, each in results.items()]
-        backward = [*of._backward[: back.start], *back.before, *given, *back.after, *of._backward[back.stop :]]
-        remade = self._remade([], place, never)
-        pieces = [*divider.pieces, *self._losses, *self._arrays.values()]
-        return Sliced(forward, backward, remade, (self._run,), 0, pieces, [*never])
-
-    def _results(self, crossing: Set[SyncedMemory]) -> dict[SyncedMemory, Operand] | None:
-        """What the run's gradients come to, sums and what crosses its beginning, as first written; None if they are not
-        just a multiple of its one loss's own, or have no room as they are in half precision."""
-        back, between = self._back, [*self._of._forward[self._ahead.stop :], *self._ahead.after]
-        between += [*self._of._backward[: back.start], *back.before]
-        losses = [each for each in back.inside if str(each.op) in LOSSES]
-        gradients = {_gradient_of(each).memory for each in losses}
-        if len(gradients) != 1 or any(each.blob.dtype == np.float16 for call in back.inside for each in call.present()):
-            return None
-        self._loss = losses[0]
-        found = dict[SyncedMemory, Operand]()
-        for each in back.inside:
-            sums = {operand.memory for operand in each.present() if operand.accumulate}
-            if not sums.isdisjoint(found) and not sums <= {*found}:
-                return None
-            for operand in each.present():
-                if operand.intent is not Intent.READ and (operand.accumulate or operand.memory in crossing):
-                    found.setdefault(operand.memory, operand)
-        read = {memory for each in back.inside for memory in each.read_memories()} - {*found}
-        changed = {memory for each in between for memory in each.written_memories()}
-        images = self._of._images_last and any(len(found[memory].blob.shape) == _IMAGE for memory in crossing)
-        if not read & changed <= gradients or not found.keys().isdisjoint(memories(between)) or images:
-            return None
-        return found
-
-    def _in_front(self) -> list[Call]:
-        """What gives the loss's gradient, as of one, to a slice."""
-        operand = _gradient_of(self._loss)
-        share = 1.0 if _counts(self._loss) else self._share(self._loss)
-        self._one = self._gradient = self._scalar(operand, "one")
-        calls = [like(self._loss, call("fill", overwrite(self._one), value=share))]
-        if _counts(self._loss):
-            self._gradient = self._scalar(operand, "slices")
-            calls.append(_over_labels(self._loss, read(self._one), overwrite(self._gradient)))
-        return calls
-
-    def _behind(self, divider: Divider, index: int) -> list[Call]:
-        """The gradients of a slice, in arrays of the run's own; of the first one they begin."""
-        result, begun = list[Call](), set[SyncedMemory]()
-        for each in self._back.inside:
-            sums = {operand.memory for operand in each.present() if operand.accumulate}
-            each = _beginning(each) if not index and begun.isdisjoint(sums) else adding(each)
-            begun |= sums
-            result += divider.calls(redirected(each, self._arrays))
-            if str(each.op) in LOSSES:
-                at = LOSSES[str(each.op)][1]
-                result[-1] = _of_slice(result[-1], at, read(self._gradient, each.operand(at).shape))
-        return result
-
-    def _multiplied(self, result: Operand, array: Blob) -> Call:
-        """What makes a gradient of the run's array."""
-        number = _gradient_of(self._loss)
-        shape = (array.count,)
-        whole = dataclasses.replace(result, shape=shape, part=None)
-        return like(self._loss, call("multiply", read(array, shape), dataclasses.replace(number, shape=(1,)), whole))
-
-
-def _gradient_of(loss: Call) -> Operand:
-    """The loss's own gradient, which the call of its gradients reads."""
-    return loss.operand(LOSSES[str(loss.op)][1])
-
-
-def _of_slice(loss: Call, at: int, operand: Operand) -> Call:
+def of_slice(loss: Call, at: int, operand: Operand) -> Call:
     """The call of a loss, or of its gradient, with another operand in place of this."""
     operands = (*loss.operands[:at], operand, *loss.operands[at + 1 :])
-    attributes = loss.attributes | ({"normalization": "NONE"} if _counts(loss) else {})
+    attributes = loss.attributes | ({"normalization": "NONE"} if counts(loss) else {})
     return dataclasses.replace(loss, operands=operands, attributes=attributes)
 
 
-def _over_labels(loss: Call, number: Operand, result: Operand) -> Call:
+def over_labels(loss: Call, number: Operand, result: Operand) -> Call:
     """What divides a number by how many labels count."""
     attributes = {name: loss.attributes[name] for name in ("ignore_label", "layer")}
     classes = loss.operand(0).op_shape[1]
     return like(loss, call("divide_by_labels", number, loss.operand(1), result, classes=classes, **attributes))
-
-
-def _beginning(each: Call) -> Call:
-    """The call, beginning the sums that it would add to."""
-    operands = (
-        dataclasses.replace(operand, intent=Intent.OVERWRITE) if operand is not None and operand.accumulate else operand
-        for operand in each.operands
-    )
-    return dataclasses.replace(each, operands=tuple(operands))
 
 
 def adding(each: Call) -> Call:

@@ -29,7 +29,7 @@ SOONER = (0.97, 0.91, 0.83, 0.76)
 """What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
 between them take the rest."""
 
-FIRST, LAST, AROUND = ORDERS = "first", "last", "around"
+FIRST, LAST, AROUND, EVERY = ORDERS = "first", "last", "around", "every"
 """Where there is no room for all to come before it is needed, what is needed first is the first to have it, or what is
 needed last; or the first, before arrays that come back anyway and would be in its way on the link."""
 
@@ -92,7 +92,7 @@ def _moves(made: Made, room: int, times: Times, order: str) -> tuple[dict[int, i
     sizes = {at: round_up(units[at].calls[-1].operand(0).view.nbytes, ALIGNMENT) for at in fetches}
     takes = [times.copy_ms(sizes[at]) for at in fetches]
     wanted, moved = _wanted(units, fetches, begins, takes, order == AROUND), set[int]()
-    least, before = _earliest(units, turn), 0
+    least, before = _earliest(units, turn, order == EVERY), 0
     for at in reversed(fetches) if order == LAST else fetches:
         if order == AROUND and at not in least:
             continue
@@ -129,13 +129,13 @@ def _wanted(
     return result
 
 
-def _earliest(units: Sequence[Unit], turn: int) -> dict[int, int]:
+def _earliest(units: Sequence[Unit], turn: int, every: bool) -> dict[int, int]:
     """Of each unit that fetches state, the first before which it may: behind its last way out, and in its pass."""
     result, sent = {}, dict[Any, int]()
     for at, unit in enumerate(units):
         each = unit.calls[-1]
-        if copies_state(each):
-            content = content_of(each)
+        if each.op in COPIES and (every or copies_state(each)):
+            content = content_of(each) if copies_state(each) else each.attributes["home"]
             if each.op == "evict":
                 sent[content] = at + 1
             else:

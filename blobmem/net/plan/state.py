@@ -108,14 +108,17 @@ def join(forward: Sequence[Call], backward: Sequence[Call], times: Times, in_tur
     for each in forward:
         clock += 0 if each.op in COPIES else times.ms(each)
         last.update(dict.fromkeys(memories([each]), clock))
+        if not copies_state(each):
+            continue
         if each.op == "fetch":
             brought[content_of(each)] = each.operand(0).blob
-        elif each.op == "evict":
+        else:
             brought.pop(content_of(each), None)
     result, arrays = list[Call](), dict[SyncedMemory, Blob]()
     for each in backward:
         clock += 0 if each.op in COPIES else times.ms(each)
-        array = brought.pop(content_of(each), None) if each.op == "fetch" else None
+        comes = each.op == "fetch" and copies_state(each)
+        array = brought.pop(content_of(each), None) if comes else None
         if array is not None:
             there = max(last[array.data_view.memory], back if in_turn else 0.0) + times.copy_ms(array.nbytes)
             if there >= clock:

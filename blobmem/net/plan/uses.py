@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from blobmem.memory import Intent, SyncedMemory
+from blobmem.memory.parked import Parked
 from blobmem.ops.call import Call, Operand, memories
 
 
@@ -60,7 +61,8 @@ class Uses:
             for memory in dict.fromkeys(memories([each])):
                 self.touched.setdefault(memory, []).append(at)
         self.changed = {memory for each in backward for memory in each.written_memories()}
-        self.on_host = {*memories(each for each in (*forward, *backward) if each.op not in ops)}
+        calls = (each for each in (*forward, *backward) if not isinstance(each.attributes.get("home"), Parked))
+        self.on_host = {*memories(each for each in calls if each.op not in ops)}
 
     def last_write(self, memory: SyncedMemory) -> int:
         """Position of the last call of forward that changes it; -1 if none does."""

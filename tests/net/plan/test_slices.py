@@ -223,6 +223,10 @@ def test_a_run_is_split_where_little_crosses_and_what_follows_has_fewer_slices()
     assert [*divisions.splits(net, (begin, rest))] == []
 
 
+FOR_MORE = 300_000
+"""What many layers need before such scores in four slices."""
+
+
 def skipping(depth):
     """A chain of convolutions that all have to be kept for backward, and a sum of its ends."""
     text, bottom = DATA, "data"
@@ -315,7 +319,7 @@ def at_once(net):
 @pytest.mark.parametrize("make", [SIMULATED, EMULATED, CUDA])
 def test_gradients_are_made_with_the_loss_where_that_is_the_last(make, options):
     text = words(options, **MANY)
-    limit = FOR_FOUR + (0 if make is simulated else SCRATCH)
+    limit = FOR_MORE + (0 if make is simulated else SCRATCH)
     net, whole = at_once(fed(built(text, make(limit)))), fed(made(text, make(None), "train"))
     for _ in range(2):
         assert_close(iterate(net), iterate(whole))
@@ -605,3 +609,62 @@ def test_only_nets_that_train_have_them():
         made(IMAGES, SimulatedDevice(), "keep", passes=["slices"])
     assert made(IMAGES, SimulatedDevice(), "train").passes == {"slices"}
     assert not made(IMAGES, SimulatedDevice(), "train", passes=()).passes
+
+
+def passing(layers=24):
+    """Words whose scores are made of what comes of many layers, and of what these were given."""
+    text = WORDS.format(**MANY) + scores("h", "x", 8)
+    for at in range(layers):
+        text += layer("Sigmoid", f"s{at}", f"s{at - 1}" if at else "h", f"s{at}")
+    text += layer("Concat", "both", f"h s{layers - 1}", "both", "concat_param { axis: 2 }") + scores(
+        "fc", "both", CLASSES
+    )
+    return text + layer("SoftmaxWithLoss", "loss", "fc label", "loss", "softmax_param { axis: 2 }")
+
+
+def with_gradients(text, device, monkeypatch, first, number):
+    """A net with the layers from one on in slices that have their gradients with the loss."""
+    net, ways = made(text, device, "train"), divisions.Divisions.ways
+    run = Division(net.layer_names.index(first), len(net.layer_names) - 1, number, 0, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(divisions.Divisions, "ways", lambda found, _: ways(found, [(run,)]))
+        net.compiled()
+    assert net._sliced.runs == (run,)
+    return fed(net)
+
+
+@pytest.mark.parametrize("make", [SIMULATED, EMULATED, CUDA])
+def test_what_such_slices_are_given_is_away_meanwhile_and_so_are_their_gradients(make, monkeypatch):
+    text = passing()
+    limit = FOR_MORE + (0 if make is simulated else SCRATCH)
+    net, whole = with_gradients(text, make(limit), monkeypatch, "both", 4), fed(made(text, make(None), "train"))
+    for _ in range(3):
+        assert_close(iterate(net), iterate(whole))
+    forward, backward = (schedule.calls for schedule in net.compiled())
+    left = [
+        each.operand(0) for each in forward if each.op == "evict" and each.attributes["home"].name.startswith("h (")
+    ]
+    assert [operand.part for operand in left] == [(index, 4) for index in range(4)]
+    came = [each.operand(0).memory.name for each in forward if each.op == "fetch"]
+    assert came == [f"h (slice {index} of 4)" for index in range(1, 5)]
+    made_of = [each.operand(0).memory.name for each in backward if each.op == "multiply" and each.operand(2).part]
+    assert len(made_of) == 8 and all("diff (slices) (slice" in name for name in made_of)
+    assert net.device.statistics.peak_bytes <= limit
+
+
+def test_nobody_runs_forward_on_what_such_slices_were_given_before(monkeypatch):
+    net = with_gradients(passing(), simulated(FOR_MORE), monkeypatch, "both", 4)
+    net.run_forward()
+    first = net.layer_names.index("both")
+    for start in (first, net.layer_names.index("s3")):
+        with pytest.raises(SharedBlobError, match="layers 'both' to 'loss' in 4 slices of the batch.* run all of them"):
+            net.run_forward(start)
+    net.run_forward(0, first - 1)
+    net.run_forward(net.layer_names.index("h"))
+    net.run_backward()
+
+
+def test_what_slices_are_given_just_before_stays(monkeypatch):
+    net = with_gradients(passing(1), simulated(FOR_MORE), monkeypatch, "both", 4)
+    assert not net._sliced.given
+    assert_close(iterate(net), iterate(fed(made(passing(1), simulated(None), "train"))))

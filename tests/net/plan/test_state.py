@@ -314,7 +314,8 @@ def test_state_has_room_in_the_best_of_all_orders(monkeypatch):
     for more in (0, 0.1):
         solver(SimulatedDevice(int(least() + more * (unlimited()[0] - least())))).step(1)
     assert all(best == min(ms) for best, *ms in seen)
-    assert any(first < last for _, first, last, _ in seen) and any(last < first for _, first, last, _ in seen)
+    assert any(first < last for _, first, last, *_ in seen) and any(last < first for _, first, last, *_ in seen)
+    assert any(every < min(others) for _, *others, every in seen)
 
 
 @pytest.mark.parametrize("begin, wanted", [(2.0, 8.7), (8.0, 7.0)])
