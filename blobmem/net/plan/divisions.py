@@ -86,7 +86,7 @@ class Divisions:
 
     def __init__(self, net: Net, room: int, good: float) -> None:
         self._net, self._room, self._good, self.best = net, room, good, math.inf
-        self._to_the_end = set[tuple[int, int]]()  # the beginnings and numbers of those that were tried
+        self._ends = set[Runs]()  # those to the end that were tried
         self._given = False  # whether divisions are, of which more is tried
 
     def ways(self, given: Sequence[Runs]) -> Iterator[Way]:
@@ -110,12 +110,16 @@ class Divisions:
             if len(runs) > 1:  # the shortest, that which needs least, and one more layer than that
                 least = min(range(1, len(runs)), key=lambda at: runs[at][0])
                 runs = [runs[0], *runs[least : least + 2]]
-            yield from self._short(usual, slicer, [found.runs[0] for _, found in own])
+            ended = [*self._to_the_end(usual, slicer, [found.runs[0] for _, found in own])]
+            tried += ended
+            shortest = min(ended, key=itemgetter(0), default=None)
+            if shortest is not None and shortest[0] <= self._room:
+                yield from self._ended(usual, shortest[1].runs)
             for _, found in runs:
                 yield from self._both(usual, found.runs)
             if self.best <= self._good:
                 return
-            reached = min(map(itemgetter(0), own), default=math.inf)
+            reached = min(map(itemgetter(0), (*own, *ended)), default=math.inf)
             idle = idle + 1 if 0.97 * fastest < self.best < math.inf else 0
             if reached >= before or idle == IDLE:
                 break  # smaller slices are no help
@@ -123,33 +127,29 @@ class Divisions:
         if tried and self.best == math.inf:
             yield _way_in_slices(net, usual, min(tried, key=itemgetter(0))[1], self._room, 0.0)
 
-    def _short(self, usual: Made, slicer: Slicer, runs: Sequence[Division]) -> Iterator[Way]:
-        """The calls in slices from where one of these runs begins to the end, each with its gradients: where that needs
-        least. What such are given may leave, so that they may need less than the run itself."""
-        needs = list[tuple[int, int]]()
-        for first in {run.first for run in runs}:
-            found = slicer.sliced([self._to_end(first, runs[0].number)])
+    def _to_the_end(self, usual: Made, slicer: Slicer, runs: Sequence[Division]) -> Iterator[tuple[int, Sliced]]:
+        """The calls in slices from where each of these runs begins to the end, with their gradients, and what they
+        need: that may be less than the run itself does, as what they are given may leave."""
+        for run in dict.fromkeys(map(self._ending, runs)):
+            found = slicer.sliced([run])
             if found is not None:
-                needs.append((_fullest(self._net, usual, found)[0], -first))
-        least, first = min(needs, default=(self._room + 1, 0))
-        if least <= self._room:
-            yield from self._ended(usual, -first, runs[0].number)
+                yield _fullest(self._net, usual, found)[0], found
 
-    def _to_end(self, first: int, count: int) -> Division:
-        return Division(first, len(self._net.layer_names) - 1, count, 0, True)
+    def _ending(self, run: Division) -> Division:
+        """As that begins, to the end, with gradients."""
+        return Division(run.first, len(self._net.layer_names) - 1, run.number, 0, True)
 
-    def _ended(self, usual: Made, first: int, count: int) -> Iterator[Way]:
-        """The calls in so many slices from a layer to the end, each with its gradients, once."""
-        if (first, count) not in self._to_the_end:
-            self._to_the_end.add((first, count))
-            yield from self._divided(usual, (self._to_end(first, count),))
+    def _ended(self, usual: Made, runs: Runs) -> Iterator[Way]:
+        """The calls so divided to the end, if they were not before."""
+        if runs not in self._ends:
+            self._ends.add(runs)
+            yield from self._divided(usual, runs)
 
     def _both(self, usual: Made, runs: Runs) -> Iterator[Way]:
         """The calls so divided; first, once for each beginning of an only run, with slices to the end, each with its
         gradients."""
-        first, _, count, *_ = runs[0]
         if len(runs) == 1:
-            yield from self._ended(usual, first, count)
+            yield from self._ended(usual, (self._ending(runs[0]),))
         yield from self._divided(usual, runs)
 
     def _divided(self, usual: Made, runs: Runs) -> Iterator[Way]:
