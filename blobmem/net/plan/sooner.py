@@ -1,5 +1,5 @@
 """Evicted state that a plan has come just before it is needed comes sooner, where there is room, so that it is there in
-time."""
+time; and so do other arrays that it would wait behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ between them take the rest."""
 
 FIRST, LAST, AROUND, EVERY = ORDERS = "first", "last", "around", "every"
 """Where there is no room for all to come before it is needed, what is needed first is the first to have it, or what is
-needed last; or the first, before arrays that come back anyway and would be in its way on the link."""
+needed last; or the first, before arrays that come back anyway and would be in its way on the link; or the first, and
+every array that comes back in its turn."""
 
 
 def sooner(net: Net, made: Made) -> Made:
@@ -130,7 +131,8 @@ def _wanted(
 
 
 def _earliest(units: Sequence[Unit], turn: int, every: bool) -> dict[int, int]:
-    """Of each unit that fetches state, the first before which it may: behind its last way out, and in its pass."""
+    """Of each unit that fetches state, or of `every` one that fetches, the first before which it may: behind the last
+    way out of that, and in its pass."""
     result, sent = {}, dict[Any, int]()
     for at, unit in enumerate(units):
         each = unit.calls[-1]
