@@ -47,7 +47,7 @@ class AtOnce(Run):
         super().__init__(of, ahead, back, run)
         self._arrays: dict[SyncedMemory, Blob] = {}  # in place of what has gradients
         self._crossing: dict[SyncedMemory, Operand] = {}  # of these, what slices have parts of, and as first written
-        self._given: dict[SyncedMemory, list[Call]] = {}  # what makes these of their slices'
+        self._joining: dict[SyncedMemory, list[Call]] = {}  # what makes these of their slices'
         self._away = self._leaving()
         self._homes: dict[SyncedMemory, list[Parked]] = {}  # of each of these, where its slices go
 
@@ -80,11 +80,11 @@ class AtOnce(Run):
         apart = {self._arrays[memory].data_view.memory for memory in self._crossing}
         divider = Divider(self._count, never | apart | {*self._away}, {*whole}, of.turned, divided, "slice")
         forward, place = self._forward(divider)
-        whole_ones = [self._multiplied(results[memory], array) for memory, array in sums.items()]
+        multiplied = [self._multiplied(results[memory], array) for memory, array in sums.items()]
         rest = self._with_gradients([*back.after, *of.backward[back.stop :]])
         remade = self._remade([], place, never)
         pieces = [*divider.pieces, *self._losses, *sums.values()]
-        backward = [*of.backward[: back.start], *back.before, *whole_ones, *rest]
+        backward = [*of.backward[: back.start], *back.before, *multiplied, *rest]
         given = [(of.forward[at].layer, self._run.first) for _, at in self._away.values()]
         return Sliced(forward, backward, remade, (self._run,), 0, pieces, [*never], given)
 
@@ -117,13 +117,13 @@ class AtOnce(Run):
         """What the run is given by calls that are long before it, so that it may leave and come back, slice by slice,
         meanwhile; and the position of the last of these that uses it."""
         of, before = self._of, self._of.forward[: self._ahead.start]
-        written = {memory for each in before if each.op in of.ops for memory in each.written_memories()}
+        made = {memory for each in before if each.op in of.ops for memory in each.written_memories()} & of.free
         last = {memory: at for at, each in enumerate(before) for memory in memories([each])}
         clock = [0.0, *accumulate(map(of.times.ms, before))]
         result = dict[SyncedMemory, tuple[Operand, int]]()
         for operand in (operand for each in self._ahead.inside for operand in by_item(each)):
             memory, nbytes = operand.memory, operand.nbytes
-            if memory not in written & of.free or memory in of.turned or nbytes % (ALIGNMENT * self._count):
+            if memory not in made or memory in of.turned or nbytes % (ALIGNMENT * self._count):
                 continue
             image = of.images_last and len(operand.blob.shape) == IMAGE
             if not image and clock[-1] - clock[last[memory] + 1] >= 2 * of.times.copy_ms(nbytes):
@@ -177,7 +177,7 @@ class AtOnce(Run):
         for memory, gradient in self._crossing.items():
             part = divider.on_piece(read(self._arrays[memory]))
             whole = dataclasses.replace(gradient, shape=part.blob.shape, part=(index, self._count))
-            self._given.setdefault(memory, []).append(self._multiplied(whole, part.blob))
+            self._joining.setdefault(memory, []).append(self._multiplied(whole, part.blob))
         return result
 
     def _multiplied(self, result: Operand, array: Blob) -> Call:
@@ -188,7 +188,7 @@ class AtOnce(Run):
     def _with_gradients(self, calls: Sequence[Call]) -> list[Call]:
         """The calls, each behind what makes the gradients that it is the first to use of those that slices have had
         apart."""
-        result, later = list[Call](), dict(self._given)
+        result, later = list[Call](), dict(self._joining)
         for each in calls:
             for memory in memories([each]):
                 result += later.pop(memory, ())
