@@ -25,7 +25,7 @@ from blobmem.net.plan.parts import MOST_PARTS
 from blobmem.net.plan.places import draft, drafted
 from blobmem.net.plan.rooms import LEAST, in_rooms, rooms_of
 from blobmem.net.plan.slicer import Slicer
-from blobmem.net.plan.slices import Division, Runs, Sliced, by_item
+from blobmem.net.plan.slices import Division, Runs, Sliced, Undivided, by_item
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.ways import Made, Way, again_in, least_loads, usual_ways, way_of, way_with
 from blobmem.net.schedule import Unit
@@ -275,7 +275,8 @@ def runs_abreast(net: Net, room: int) -> list[Abreast]:
 
 def _slicer(net: Net, made: Made) -> Slicer:
     free, ops = net._free({*memories((*made.forward, *made.backward))}), table(net.device.family)
-    return Slicer(made.forward, made.backward, made.remade, free, ops, Times(net.device), bool(net._images_last))
+    calls = made.forward, made.backward, made.remade
+    return Slicer(Undivided(*calls, free, ops, Times(net.device), bool(net._images_last)))
 
 
 def longer(net: Net, run: Division) -> list[int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Set
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from blobmem.memory import SyncedMemory
 from blobmem.net.fusion import UPDATES
-from blobmem.net.layouts import channels_last
 from blobmem.net.plan.at_once import AtOnce
-from blobmem.net.plan.parts import turned_of
 from blobmem.net.plan.slices import (
     Division,
     Run,
@@ -22,35 +21,14 @@ from blobmem.net.plan.slices import (
     stands_aside,
     takes_all,
 )
-from blobmem.net.plan.times import Times
-from blobmem.net.plan.uses import Remade
 from blobmem.ops.call import Call, memories
 
 
 class Slicer:
-    """Divides runs of layers of a pass.
+    """Divides runs of layers of a pass."""
 
-    Args:
-        forward, backward: the calls.
-        remade: what of backward other calls fill.
-        free: memories that nobody reads but these calls.
-        ops: those of the device.
-        times: of calls.
-        images_last: they will run with images channels last.
-    """
-
-    def __init__(
-        self,
-        forward: Sequence[Call],
-        backward: Sequence[Call],
-        remade: Sequence[Remade],
-        free: Set[SyncedMemory],
-        ops: Container[str],
-        times: Times,
-        images_last: bool,
-    ) -> None:
-        last = [*channels_last(forward), *channels_last(backward)] if images_last else []
-        self._of = Undivided(forward, backward, remade, free, ops, times, images_last, turned_of(last))
+    def __init__(self, of: Undivided) -> None:
+        self._of = of
 
     def _around(self, layer: int) -> range:
         """The layers next to a layer, and itself, whose calls all may be divided; none if its own may not."""
@@ -115,8 +93,10 @@ class Slicer:
     def _behind(self, before: Sliced, run: Division) -> Sliced | None:
         """The calls in which some runs are in slices, with one run more."""
         free = self._of.free | {piece.data_view.memory for piece in before.pieces}
-        calls = before.forward, before.backward, before.remade
-        found = Slicer(*calls, free, self._of.ops, self._of.times, self._of.images_last)._with(run)
+        of = dataclasses.replace(
+            self._of, forward=before.forward, backward=before.backward, remade=before.remade, free=free
+        )
+        found = Slicer(of)._with(run)
         if found is None:
             return None
         return before._replace(

@@ -12,8 +12,9 @@ the same to rounding, not to the bit; the same slices give the same bits each ti
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Container, Sequence, Set
 from itertools import chain
 from typing import NamedTuple
 
@@ -21,8 +22,9 @@ from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.fusion import UPDATES
+from blobmem.net.layouts import channels_last
 from blobmem.net.plan import parts
-from blobmem.net.plan.parts import Divider, Paused, divides, is_of
+from blobmem.net.plan.parts import Divider, Paused, divides, is_of, turned_of
 from blobmem.net.plan.times import COPIES, Times
 from blobmem.net.plan.uses import Remade, moved
 from blobmem.net.schedule import first_uses
@@ -184,7 +186,8 @@ def stands_aside(each: Call) -> bool:
     return each.op in ("fill", "fill_scaled", "batch_norm_settle", "batch_norm_gradients", *UPDATES)
 
 
-class Undivided(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Undivided:
     """A pass of which layers take slices.
 
     Attributes:
@@ -194,7 +197,6 @@ class Undivided(NamedTuple):
         ops: those of the device.
         times: of calls.
         images_last: they will run with images channels last.
-        turned: the bytes of what they read so, and nobody writes (`parts.turned_of`).
     """
 
     forward: Sequence[Call]
@@ -204,7 +206,11 @@ class Undivided(NamedTuple):
     ops: Container[str]
     times: Times
     images_last: bool
-    turned: Mapping[SyncedMemory, int]
+
+    @functools.cached_property
+    def turned(self) -> dict[SyncedMemory, int]:
+        """The bytes of what they read so, and nobody writes."""
+        return turned_of([*channels_last(self.forward), *channels_last(self.backward)] if self.images_last else [])
 
 
 class Stretch(NamedTuple):
