@@ -147,6 +147,10 @@ class Reordered:
                 memory.epoch += 2
             return int(self.array.access(Side.DEVICE, start - self._start, view.nbytes, intent, stream))
 
+    def view_of(self, view: View) -> View:
+        """Where in the array a view's bytes are, after an access to them."""
+        return self.array.view(view.offset - self._start, view.nbytes)
+
     def _is_of(self, form: Form) -> bool:
         """Whether images of this form are laid out as those that are here."""
         return self._form is not None and self._form[1:] == form[1:]

@@ -26,11 +26,18 @@ Place = tuple[SyncedMemory, int]
 
 _POSITIONS: dict[str, tuple[int, ...]] = {
     "conv_forward": (0, 3), "conv_sum_forward": (0, 3, 4), "conv_backward_data": (0, 2),
-    "conv_backward_weights": (0, 1), "max_pool_forward": (0, 1, 2), "max_pool_backward": (0, 1, 2),
+    "conv_backward_weights": (0, 1), "deconv_forward": (0, 3), "deconv_backward_data": (0, 2),
+    "deconv_backward_weights": (0, 1), "max_pool_forward": (0, 1, 2), "max_pool_backward": (0, 1, 2),
     "ave_pool_forward": (0, 1), "ave_pool_backward": (0, 1), "lrn_forward": (0, 1), "lrn_backward": (0, 1, 2),
     "take_items": (1,),
 }  # fmt: skip
 """Ops with a keyword `layout`, and which of their operands it is about."""
+
+_VOLUMES = frozenset({
+    "conv_forward", "conv_sum_forward", "conv_backward_data", "conv_backward_weights", "deconv_forward",
+    "deconv_backward_data", "deconv_backward_weights",
+})  # fmt: skip
+"""Those of them that know it of images with three spatial axes, too."""
 
 _FOLDED: dict[str, tuple[int, ...]] = {
     "batch_norm_forward": (0, 1, 2), "batch_norm_given": (0, 1, 2), "batch_norm_inference": (0, 1),
@@ -38,7 +45,8 @@ _FOLDED: dict[str, tuple[int, ...]] = {
     "batch_norm_backward": (0, 2, 3), "batch_norm_backward_global": (0, 1), "batch_norm_scale_backward": (0, 4, 5),
     "scale_forward": (0, 3),
     "scale_backward_data": (0, 2), "scale_backward_gamma": (0, 1), "scale_backward_beta": (0,), "bias_forward": (0, 2),
-    "conv_backward_bias": (0,),
+    "conv_backward_bias": (0,), "prelu_forward": (0, 2), "prelu_backward_data": (0, 2, 3),
+    "prelu_backward_slope": (0, 1),
 }  # fmt: skip
 """Ops on (outer, channels, inner), to which channels last is (outer * inner, channels, 1)."""
 
@@ -46,10 +54,19 @@ _ELEMENTWISE = frozenset({
     "relu_forward", "relu_backward", "sigmoid_forward", "sigmoid_backward", "tanh_forward", "tanh_backward",
     "elu_forward", "elu_backward", "power_forward", "power_backward", "copy", "sum_arrays", "eltwise_sum",
     "eltwise_sum_backward", "eltwise_prod", "eltwise_prod_backward", "relu6_forward", "relu6_backward",
-    "swish_forward", "swish_backward", "clip_forward", "clip_backward",
+    "swish_forward", "swish_backward", "clip_forward", "clip_backward", "multiply",
 })  # fmt: skip
 
+_IMAGES = {"multiply": (0, 2)}
+"""Of one of these ops, which operands are images, where one is a number."""
+
+_TILES = frozenset({"tile_forward", "tile_backward"})
+"""Ops on (outer, inner) and (outer, tiles, inner); of channels they are on (images * positions, channels)."""
+
 _ALONG_AXIS = frozenset({"concat_forward", "concat_backward", "slice_forward", "slice_backward"})
+
+IMAGES = (4, 5)
+"""Axes of arrays that may lie channels last."""
 
 _SEEDS = frozenset({"conv_forward", "conv_backward_data", "conv_backward_weights"})
 """The ops for whose sake it is done."""
@@ -153,7 +170,7 @@ def channels_last(calls: Sequence[Call]) -> list[Call]:
     known = _known_of(calls)
     makers = [each.make for each in known]
     given = (operand for call in calls for operand in call.present() if operand.form is not None)
-    chosen: set[Place] = {(operand.memory, operand.offset) for operand in given}
+    chosen: set[Place] = {*map(_place, given)}
     waiting = {id(call): _places(call) for call, make in zip(calls, makers, strict=True) if make is not None}
     for call in calls:
         if call.op in _SEEDS:
@@ -172,7 +189,24 @@ def channels_last(calls: Sequence[Call]) -> list[Call]:
         for place in waiting[id(call)]:
             users.setdefault(place, []).append(call)
     result = [each.made() if each.make is not None and id(each.call) in rewritten else each.call for each in known]
-    return [_turning(old, new, users) if new is not old else old for old, new in zip(calls, result, strict=True)]
+    result = [_turning(old, new, users) if new is not old else old for old, new in zip(calls, result, strict=True)]
+    return _with_copies(result)
+
+
+def _with_copies(calls: list[Call]) -> list[Call]:
+    """The calls, those that copy parts of what lies channels last to the host and back rewritten, too."""
+    copies = [at for at, each in enumerate(calls) if each.op in ("evict", "fetch")]
+    if all(calls[at].operand(0).part is None or calls[at].op == "fetch" for at in copies):
+        return calls  # others are told how what they copy lies
+    last = {_place(operand) for call in calls for operand in call.present() if operand.form is not None}
+    homes = set[SyncedMemory]()  # of what is copied so
+    for at in copies:
+        each, home = calls[at], calls[at].attributes["home"]
+        shape = _image(each.operand(0))
+        if shape is not None and (home in homes or (each.op == "evict" and _place(each.operand(0)) in last)):
+            homes.add(home)
+            calls[at] = _with(each, {0: shape}, _last)
+    return calls
 
 
 def _turning(old: Call, new: Call, users: Mapping[Place, list[Call]]) -> Call:
@@ -181,7 +215,7 @@ def _turning(old: Call, new: Call, users: Mapping[Place, list[Call]]) -> Call:
     if old.op not in _OVER_IMAGES:
         return new
     x = old.operand(0)
-    place = (x.memory, x.offset)
+    place = _place(x)
     over = all(each.op in _OVER_IMAGES and _places(each).index(place) == 0 for each in users[place])
     if not over or x.op_shape[1] >= 16 // x.blob.dtype.itemsize or new.operand(0).form is None:
         return new
@@ -203,13 +237,18 @@ _WORTH = 0.95  # of the convolutions' time: the rest pays for turning arrays ove
 
 
 def _positions(call: Call) -> Iterable[int]:
-    positions = _POSITIONS.get(str(call.op)) or _FOLDED.get(str(call.op)) or range(len(call.operands))
+    op = str(call.op)
+    positions = _POSITIONS.get(op) or _FOLDED.get(op) or _IMAGES.get(op) or range(len(call.operands))
     return (at for at in positions if call.operands[at] is not None)
 
 
 def _places(call: Call) -> list[Place]:
-    found = (call.operands[at] for at in _positions(call))
-    return [(each.memory, each.offset) for each in found if each is not None]
+    return [_place(call.operand(at)) for at in _positions(call)]
+
+
+def _place(operand: Operand) -> Place:
+    """That of all the array, whose parts lie in the same order."""
+    return operand.memory, operand.offset - (operand.part[0] * operand.nbytes if operand.part else 0)
 
 
 def _rewriting(call: Call) -> Callable[[], Call] | None:
@@ -218,22 +257,26 @@ def _rewriting(call: Call) -> Callable[[], Call] | None:
     if not isinstance(op, str):
         return None
     forms = {at: _image(call.operands[at]) for at in _positions(call)}
+    axes = IMAGES if op in _VOLUMES else IMAGES[:1]
     if not forms or any(form is None for form in forms.values()):
         return None
-    if op in _POSITIONS and all(len(call.operand(at).op_shape) == 4 for at in forms):
+    if op in _POSITIONS and all(len(call.operand(at).op_shape) in axes for at in forms):
         return lambda: _with(call, forms, _last, layout="NHWC")
     if op in _FOLDED and all(_is_folded(call.operand(at).op_shape, shape) for at, shape in forms.items()):
-        return lambda: _with(call, forms, lambda s: (s[0] * s[2] * s[3], s[1], 1))
+        return lambda: _with(call, forms, lambda s: (s[0] * math.prod(s[2:]), s[1], 1))
     if op in _ALONG_AXIS and call.attributes["axis"] == 1:
-        return lambda: _with(call, forms, _last, axis=3)
+        return lambda: _with(call, forms, _last, axis=len(call.operand(0).blob.shape) - 1)
+    if op in _TILES and _are_channels(call, forms):
+        once = min(shape[1] for shape in forms.values() if shape is not None)
+        return lambda: _with(call, forms, lambda s: (s[0] * math.prod(s[2:]), *_tiles(s[1], once)))
     if op in _ELEMENTWISE and len(set(forms.values())) == 1:
         return lambda: _with(call, forms, _last)
     return None
 
 
 def _image(operand: Operand | None) -> Shape | None:
-    """The (images, channels, height, width) of an operand; None for anything else."""
-    if operand is None or len(operand.blob.shape) != 4 or not operand.blob.count:
+    """The (images, channels, spatial...) of an operand; None for anything else."""
+    if operand is None or len(operand.blob.shape) not in IMAGES or not operand.blob.count:
         return None
     if operand.blob.dtype.itemsize not in _MOVED:
         return None
@@ -242,18 +285,29 @@ def _image(operand: Operand | None) -> Shape | None:
 
 def _is_folded(shape: Shape, image: Shape | None) -> bool:
     assert image is not None
-    return shape == image or shape == (image[0], image[1], image[2] * image[3])
+    return shape == image or shape == (image[0], image[1], math.prod(image[2:]))
+
+
+def _are_channels(call: Call, forms: Mapping[int, Shape | None]) -> bool:
+    """Whether a tiling repeats images' channels, and those more than once."""
+    once, tiled = sorted((shape for shape in forms.values() if shape is not None), key=lambda shape: shape[1])
+    outer, inner = next(operand.op_shape for operand in call.present() if len(operand.op_shape) == 2)
+    return once[1] < tiled[1] and (outer, inner) == (once[0], math.prod(once[1:])) and once[2:] == tiled[2:]
+
+
+def _tiles(channels: int, once: int) -> Shape:
+    return (once,) if channels == once else (channels // once, once)
 
 
 def _last(shape: Shape) -> Shape:
-    return (shape[0], shape[2], shape[3], shape[1])
+    return (shape[0], *shape[2:], shape[1])
 
 
 def _with(call: Call, forms: dict[int, Any], shaped: Callable[[Shape], Shape], **attributes: Any) -> Call:
     operands = list(call.operands)
     for at, shape in forms.items():
         operand = call.operand(at)
-        images, channels, positions = shape[0], shape[1], shape[2] * shape[3]
+        images, channels, positions = shape[0], shape[1], math.prod(shape[2:])
         # of one channel, or one position, the two orders are the same
         form = (images, channels, positions, operand.blob.dtype) if channels > 1 and positions > 1 else None
         operands[at] = Operand(

@@ -488,7 +488,7 @@ class Transfer(_Copy):
         if operand.form is not None:
             reordered = reordered_of(view.memory)
             reordered.access(view, operand.form, operand.intent, stream)
-            view = reordered.array.view(0, view.nbytes)
+            view = reordered.view_of(view)
         (self.home.take if out else self.home.give)(view, copy_stream(self.device, out))
 
     def launch(self, arguments: Sequence[Any] | None = None, fn: Any = None, **more: Any) -> None:

@@ -33,7 +33,7 @@ layer { name: "sum" type: "Eltwise" bottom: "again" bottom: "conv" top: "sum" }
 layer { name: "one" type: "Convolution" bottom: "sum" top: "one"
   convolution_param { num_output: 3 kernel_size: 1 weight_filler { type: "xavier" } } }
 layer { name: "up" type: "Deconvolution" bottom: "sum" top: "up"
-  convolution_param { num_output: 3 kernel_size: 1 weight_filler { type: "xavier" } } }
+  convolution_param { axis: 2 num_output: 6 kernel_size: 1 weight_filler { type: "xavier" } } }
 layer { name: "join" type: "Concat" bottom: "one" bottom: "up" top: "join" }
 layer { name: "drop" type: "Dropout" bottom: "join" top: "drop" dropout_param { dropout_ratio: 0.4 } }
 layer { name: "fc" type: "InnerProduct" bottom: "drop" top: "fc" param { lr_mult: 1 } param { lr_mult: 2 }

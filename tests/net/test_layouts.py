@@ -92,6 +92,48 @@ def test_all_arrays_are_what_they_are_without_it(plain, channels_last):
     compare(net, expected)
 
 
+VOLUMES = """
+name: "volumes" force_backward: true
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 1 dim: 4 dim: 6 dim: 8 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 2 } } }
+layer { name: "tile" type: "Tile" bottom: "data" top: "tile" tile_param { axis: 1 tiles: 4 } }
+layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
+  convolution_param { num_output: 4 kernel_size: 5 pad: 2 weight_filler { type: "xavier" } bias_filler { type: "constant" value: 0.1 } } }
+layer { name: "left" type: "Eltwise" bottom: "tile" bottom: "conv1" top: "left" }
+layer { name: "prelu1" type: "PReLU" bottom: "left" top: "prelu1" }
+layer { name: "down" type: "Convolution" bottom: "prelu1" top: "down"
+  convolution_param { num_output: 8 kernel_size: 2 stride: 2 weight_filler { type: "xavier" } } }
+layer { name: "twice" type: "Tile" bottom: "down" top: "twice" tile_param { tiles: 2 } }
+layer { name: "prelu2" type: "PReLU" bottom: "twice" top: "prelu2" prelu_param { channel_shared: true } }
+layer { name: "up" type: "Deconvolution" bottom: "prelu2" top: "up"
+  convolution_param { num_output: 4 kernel_size: 2 stride: 2 weight_filler { type: "xavier" } } }
+layer { name: "both" type: "Concat" bottom: "up" bottom: "prelu1" top: "both" }
+layer { name: "conv2" type: "Convolution" bottom: "both" top: "conv2"
+  convolution_param { num_output: 8 kernel_size: 3 pad: 1 weight_filler { type: "xavier" } } }
+layer { name: "sum" type: "Eltwise" bottom: "both" bottom: "conv2" top: "sum" }
+layer { name: "deep" type: "Tile" bottom: "sum" top: "deep" tile_param { axis: 2 tiles: 2 } }
+layer { name: "ip" type: "InnerProduct" bottom: "deep" top: "ip" inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+def test_volumes_lie_channels_last_too(plain):
+    expected = made(False, VOLUMES)
+    plain.undo()
+    net = made(True, VOLUMES)
+    for each in (expected, net):
+        each.run_forward()
+        each.run_backward()
+    compare(net, expected)
+    net = made(True, VOLUMES)
+    net.run_forward()
+    net.run_backward()
+    held = dict(net.device.holders())
+    for name in ("tile", "conv1", "prelu1", "down", "twice", "prelu2", "up", "both", "conv2"):
+        assert f"{name} (channels last)" in held and name not in held
+    assert "deep" in held  # an axis of positions is repeated
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("users", [2, 3])
 def test_a_sum_with_several_users(plain, channels_last, users):

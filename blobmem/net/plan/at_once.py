@@ -16,7 +16,6 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.evict import with_others
 from blobmem.net.plan.parts import Divider
 from blobmem.net.plan.slices import (
-    IMAGE,
     LOSSES,
     Division,
     Run,
@@ -108,8 +107,7 @@ class AtOnce(Run):
                     found.setdefault(operand.memory, operand)
         read = {memory for each in back.inside for memory in each.read_memories()} - {*found}
         changed = {memory for each in between for memory in each.written_memories()}
-        images = self._of.images_last and any(len(found[memory].blob.shape) == IMAGE for memory in crossing)
-        if not read & changed <= gradients or not found.keys().isdisjoint(memories(between)) or images:
+        if not read & changed <= gradients or not found.keys().isdisjoint(memories(between)):
             return None
         return found
 
@@ -125,8 +123,7 @@ class AtOnce(Run):
             memory, nbytes = operand.memory, operand.nbytes
             if memory not in made or memory in of.turned or nbytes % (ALIGNMENT * self._count):
                 continue
-            image = of.images_last and len(operand.blob.shape) == IMAGE
-            if not image and clock[-1] - clock[last[memory] + 1] >= 2 * of.times.copy_ms(nbytes):
+            if clock[-1] - clock[last[memory] + 1] >= 2 * of.times.copy_ms(nbytes):
                 result.setdefault(memory, (operand, last[memory]))
         return result
 

@@ -22,7 +22,7 @@ from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.fusion import UPDATES
-from blobmem.net.layouts import channels_last
+from blobmem.net.layouts import IMAGES, channels_last
 from blobmem.net.plan import parts
 from blobmem.net.plan.parts import Divider, Paused, divides, is_of, turned_of
 from blobmem.net.plan.times import COPIES, Times
@@ -73,9 +73,6 @@ _ABREAST = frozenset({
     "conv_batch_norm_moments",
 })  # fmt: skip
 """Ops that take no slices one after the other, but such as go abreast (`plan.abreast`)."""
-
-IMAGE = 4
-"""Axes of an array that may lie channels last."""
 
 
 class Division(NamedTuple):
@@ -234,7 +231,7 @@ class Stretch(NamedTuple):
     def images(self) -> set[SyncedMemory]:
         """Those of what is written so that may lie channels last."""
         operands = (operand for each in self.inside for operand in by_item(each))
-        return {each.memory for each in operands if each.intent is not Intent.READ and len(each.blob.shape) == IMAGE}
+        return {each.memory for each in operands if each.intent is not Intent.READ and len(each.blob.shape) in IMAGES}
 
     def read(self) -> set[SyncedMemory]:
         """The memories that are read item by item."""

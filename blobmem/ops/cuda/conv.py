@@ -2,7 +2,7 @@
 
 Operands and keywords as in `blobmem.ops.host.conv`. Which plan runs is found when the workspace is asked for
 (`conv_plans`); the transpose's forward pass is a convolution's gradient for the data, and the other way round. With
-`layout="NHWC"`, of two spatial axes only, x, y and their gradients have shapes (images, height, width, channels);
+`layout="NHWC"`, of two or three spatial axes, x, y and their gradients have shapes (images, spatial..., channels);
 weights and their gradients stay as the file has them, and are turned over in the workspace where a plan wants that.
 With `layout="NCHW to NHWC"` x, too, is as the file has it, and is turned over in the workspace, or read as it is
 (`conv_first`). Weights that are `turned` have (outputs, taps..., channels) in memory already, whatever their shape
@@ -395,11 +395,13 @@ class _Wide(NamedTuple):
     """A convolution of few channels as tensor cores want it: channels last, in whole packs of 16 bytes, zeros behind.
 
     The first convolution of most nets has 3, and would take as long as a dozen others. Squares of `fold` pixels, the
-    stride's if not 1, may be one of x each: that has all their channels, the taps are fewer, and the stride is 1.
+    stride's if not 1, may be one of x each: that has all their channels, the taps are fewer, and the stride is 1. Of
+    volumes, which have more taps, a pixel of x has all that the last axis of a window sees.
 
     Attributes:
         x, w, window: of the convolution that takes its place.
         pad: the zeros above and left of the images that are in x.
+        columns: from a square to the next, and of one that count; None for squares that lie side by side.
     """
 
     x: ArraySpec
@@ -407,6 +409,7 @@ class _Wide(NamedTuple):
     window: Window
     fold: Shape
     pad: Shape
+    columns: tuple[int, int] | None = None
 
     def _key(self, direction: str, device: Any, room: int | None) -> Key:
         return within(key_of(direction, device, self.x, self.w, *self.window), room, device)
@@ -444,7 +447,7 @@ class _Wide(NamedTuple):
         if plan is None:
             return False
         images, wide = self._arrays(ws)
-        fold(x, images, self.fold, self.pad, last=not planes)
+        fold(x, images, self.fold, self.pad, last=not planes, columns=self.columns)
         fold(w.reshape(*in_layout(w.shape, "NHWC")) if turned else w, wide, self.fold, (0, 0), last=turned)
         _run_forward(plan, images, wide, y, ws, self._places()[-1], self.window[-1], after)
         return True
@@ -456,7 +459,7 @@ class _Wide(NamedTuple):
         if plan is None:
             return False
         images, wide = self._arrays(ws)
-        fold(x, images, self.fold, self.pad, last=not planes)
+        fold(x, images, self.fold, self.pad, last=not planes, columns=self.columns)
         for part in range(plan.parts):
             _run_part(plan, part, (images, wide, dy), ws, self._places()[-1])
             unfold(wide, dw, self.fold, accumulate=accumulate or part > 0)
@@ -474,13 +477,29 @@ def _wide(direction: str, x: Any, w: Any, window: Window, device: Any, room: int
 def _ways(x: Any, w: Any, window: Window, device: Any) -> tuple[_Wide, ...]:
     if (
         not w.shape[1] % (16 // w.dtype.itemsize)
-        or len(x.shape) != 4
+        or len(x.shape) not in (4, 5)
         or window[-1] != "NHWC"
         or window[-2] > 1
         or not (is_half(w.dtype) or (device.math == "tf32" and w.dtype == np.float32))
     ):
         return ()
-    return _widened(x.shape, w.shape, x.dtype, window)
+    return (_widened if len(x.shape) == 4 else _widened_volumes)(x.shape, w.shape, x.dtype, window)
+
+
+@functools.lru_cache(256)
+def _widened_volumes(x: Shape, w: Shape, dtype: np.dtype, window: Window) -> tuple[_Wide, ...]:
+    """With the taps of the last axis as channels, unless these are apart."""
+    stride, pad, dilation, group, layout = window
+    (outputs, channels, *taps), few = w, math.gcd(w[1], pack := 16 // dtype.itemsize)
+    if dilation[-1] != 1:
+        return ()
+    square = -(-taps[-1] * few // pack) * pack // few  # pixels, whose channels are whole packs
+    across = (x[3] + 2 * pad[-1] - taps[-1]) // stride[-1] + 1
+    images = (*x[:3], across, square * channels)
+    weights = (outputs, square * channels, *taps[:-1], 1)
+    own: Window = (*stride[:-1], 1), (*pad[:-1], 0), dilation, group, layout
+    specs = ArraySpec(images, dtype), ArraySpec(weights, dtype)
+    return (_Wide(*specs, own, (1, square), (0, pad[-1]), (stride[-1], taps[-1])),)
 
 
 @functools.lru_cache(256)

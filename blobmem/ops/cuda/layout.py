@@ -1,7 +1,7 @@
 """Arrays (images, channels, spatial...) with their channels last in memory, and back.
 
 Ops that compute on either take a keyword `layout`: "NCHW", or "NHWC" with spatial operands (images, height, width,
-channels).
+channels), for some ops also (images, depth, height, width, channels).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def aligned(nbytes: int) -> int:
 
 
 def channels_first(shape: Shape, layout: str) -> Shape:
-    """The shape (images, channels, spatial...) of an array in a layout. ValueError for "NHWC" without four axes."""
+    """The shape (images, channels, spatial...) of an array in a layout. ValueError for "NHWC" without 4 or 5 axes."""
     if layout == "NCHW":
         return shape
-    if layout != "NHWC" or len(shape) != 4:
-        raise ValueError(f"a layout is NCHW, or NHWC of four axes; not {layout} of {len(shape)}")
-    return shape[0], shape[3], shape[1], shape[2]
+    if layout != "NHWC" or len(shape) not in (4, 5):
+        raise ValueError(f"a layout is NCHW, or NHWC of four or five axes; not {layout} of {len(shape)}")
+    return shape[0], shape[-1], *shape[1:-1]
 
 
 def in_layout(shape: Shape, layout: str) -> Shape:
@@ -71,22 +71,26 @@ def _turn(x: CudaArray, y: CudaArray, shape: tuple[int, int, int]) -> None:
         strided.transposed(x, y, shape, (0, 2, 1))
 
 
-def fold(x: CudaArray, y: CudaArray, square: Shape, pad: Shape, *, last: bool) -> None:
+def fold(x: CudaArray, y: CudaArray, square: Shape, pad: Shape, *, last: bool,
+         columns: tuple[int, int] | None = None) -> None:  # fmt: skip
     """y (images, height, width, channels) = squares of pixels of x, (images, channels, height, width), with `last`
     (images, height, width, channels): of each of their pixels the channels and then zeros. Around x, too, are zeros,
     `pad` of them above and on the left.
 
-    y's channels are whole packs of 16 bytes.
+    Squares lie side by side; or `columns` are those from one to the next, and those of one behind which it has zeros.
+    Volumes are planes of all their rows. y's channels are whole packs of 16 bytes.
     """
-    shape = (x.shape[3], *x.shape[1:3], 1) if last else (*x.shape[1:], 0)
+    channels, *rows, width = (x.shape[-1], *x.shape[1:-1]) if last else x.shape[1:]
+    shape = (channels, prod(rows), width, last, *(columns or 2 * square[1:]))
     packs = y.nbytes // 16
     _KERNELS.over(y, "fold", packs, x, y, packs, shape, _squares(y, square, pad), each=2)
 
 
 def unfold(y: CudaArray, x: CudaArray, square: Shape, *, accumulate: bool) -> None:
-    """x (images, channels, height, width) (+)= what `fold` without padding would make y of."""
-    _KERNELS.over(x, "unfold", x.size, y, x, x.size, (*x.shape[1:], 0), _squares(y, square, (0, 0)), accumulate, each=1)
+    """x (images, channels, height, width) (+)= what `fold` without padding would make y of, squares side by side."""
+    shape = (x.shape[1], prod(x.shape[2:-1]), x.shape[-1])
+    _KERNELS.over(x, "unfold", x.size, y, x, x.size, shape, _squares(y, square, (0, 0)), accumulate, each=1)
 
 
 def _squares(y: CudaArray, square: Shape, pad: Shape) -> Shape:
-    return *y.shape[1:3], *square, *pad, y.shape[3] // prod(square)
+    return prod(y.shape[1:-2]), y.shape[-2], *square, *pad, y.shape[-1] // prod(square)

@@ -652,6 +652,31 @@ def test_what_such_slices_are_given_is_away_meanwhile_and_so_are_their_gradients
     assert net.device.statistics.peak_bytes <= limit
 
 
+@pytest.mark.parametrize("positions", [(16, 16), (4, 8, 8)], ids=["planes", "volumes"])
+@pytest.mark.parametrize("make", [SIMULATED, pytest.param(channels_last, id="channels last", marks=needs_compiler)])
+def test_images_that_such_slices_are_given_are_away_meanwhile_too(make, monkeypatch, positions):
+    shape = " ".join(f"dim: {size}" for size in (4, 8, *positions))
+    text = f"""
+    name: "images" force_backward: true
+    layer {{ name: "data" type: "DummyData" top: "data" top: "t" dummy_data_param {{
+      data_filler {{ type: "gaussian" }} data_filler {{ type: "gaussian" }}
+      shape {{ {shape} }} shape {{ {shape.replace(" 8 ", " 32 ", 1)} }} }} }}
+    """ + conv("h", "data", outputs=8)
+    for at in range(24):
+        text += layer("Sigmoid", f"s{at}", f"s{at - 1}" if at else "h", f"s{at}")
+    text += layer("Concat", "both", "h s23", "both") + conv("fc", "both", outputs=32)
+    text += layer("EuclideanLoss", "loss", "fc t", "loss")
+    limit = 350_000 if make is simulated else 480_000
+    net, whole = with_gradients(text, make(limit), monkeypatch, "both", 4), made(text, make(None), "train")
+    for _ in range(3):
+        assert_close(iterate(net), iterate(whole))
+    forward, backward = (schedule.calls for schedule in net.compiled())
+    came = {each.operand(0).memory.name for each in forward if each.op == "fetch"}
+    assert came == {f"{name} (slice {index} of 4)" for name in "ht" for index in range(1, 5)}
+    assert sum(each.op == "multiply" and each.operand(2).part is not None for each in backward) == 8
+    assert net.device.statistics.peak_bytes <= limit
+
+
 def test_nobody_runs_forward_on_what_such_slices_were_given_before(monkeypatch):
     net = with_gradients(passing(), simulated(FOR_MORE), monkeypatch, "both", 4)
     net.run_forward()

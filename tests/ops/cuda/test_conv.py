@@ -90,7 +90,7 @@ def test_convolution_and_relu(cuda, make, case, dtype, bias):
     b = b if bias else None
     close = 1e-6 if cuda.device.name.startswith("cuda") else 0  # cuDNN may sum in another order every time
     layouts = {"NCHW": (x, w, b, full(y))}
-    if case in FLAT:
+    if case in ORDERED:
         layouts["NHWC"] = last(x), w, b, last(full(y))
     for layout, operands in layouts.items():
         plain = cuda.run("conv_forward", *operands, layout=layout, **window)[3]
@@ -109,7 +109,7 @@ def test_convolution_and_sum(cuda, make, rng, case, dtype, bias, relu):
     expected = cuda.run("conv_forward", x, w, b, full(y), **window)[3] + other
     expected = np.maximum(expected, 0) if relu else expected
     runs = [(x, w, other, full(y), {})]
-    if case in FLAT:
+    if case in ORDERED:
         turned = last(w).reshape(w.shape)
         runs += [(last(x), w, last(other), last(full(y)), {"layout": "NHWC"})]
         if w.shape[1] > 1:
@@ -146,7 +146,7 @@ def test_convolution_and_norm(cuda, make, rng, case, parts, dtype):
     wanted = wanted + (0 if beta is None else beta[by_channel]) + (0 if other is None else other)
     wanted = np.maximum(wanted, 0) if "relu" in parts else wanted
     rounded = 1e-4 if dtype == np.float32 else 1e-2
-    layouts = {"NCHW": lambda array: array, "NHWC": last} if case in FLAT else {"NCHW": lambda array: array}
+    layouts = {"NCHW": lambda array: array, "NHWC": last} if case in ORDERED else {"NCHW": lambda array: array}
     for layout, turn in layouts.items():
         added, kept = (None if other is None else turn(other)), (full(turn(y)) if "kept" in parts else None)
         arrays = turn(x), w, b, added, full(turn(y)), kept, mean, inv_std, gamma, beta
@@ -186,7 +186,7 @@ def test_deconvolution_backward(compare, make, case, dtype):
 
 # the operands with spatial axes
 SPATIAL = {"forward": (0, 3), "backward_data": (0, 2), "backward_weights": (0, 1)}
-FLAT = [case for case in CASES if len(CASES[case][3]) == 2]
+ORDERED = [case for case in CASES if len(CASES[case][3]) in (2, 3)]
 
 
 def last(x):
@@ -218,7 +218,7 @@ def compare_last(cuda):
 
 
 @dtypes
-@pytest.mark.parametrize("case", FLAT)
+@pytest.mark.parametrize("case", ORDERED)
 def test_channels_last(compare_last, make, rng, case, dtype):
     (x, w, b, y), window = make(case, dtype)
     compare_last("conv_forward", x, w, b, full(y), **window)
@@ -233,10 +233,10 @@ def test_channels_last(compare_last, make, rng, case, dtype):
         compare_last("deconv_backward_weights", y, x, dw, accumulate=accumulate, **window)
 
 
-@pytest.mark.parametrize("case", ["1d", "3d"])
-def test_channels_last_is_for_planes(cuda, make, case):
+@pytest.mark.parametrize("case", ["1d", "4d"])
+def test_channels_last_is_for_planes_and_volumes(cuda, make, case):
     (x, w, _, y), window = make(case, np.float32)
-    with pytest.raises(ValueError, match="NHWC of four axes"):
+    with pytest.raises(ValueError, match="NHWC of four or five axes"):
         cuda.run("conv_forward", x, w, None, y, layout="NHWC", **window)
 
 

@@ -790,6 +790,43 @@ def test_strided_convolutions_of_few_channels_are_folded_where_that_is_faster(gp
         np.testing.assert_allclose(got["w"], theirs, atol=1e-3)
 
 
+# channels, volumes of x and y, kernel, stride, pad, and the channels that the last axis of a window comes to
+VOLUMES = [
+    (1, (4, 5, 6), (4, 5, 6), (5, 5, 5), (1, 1, 1), (2, 2, 2), 8),
+    (1, (4, 5, 9), (2, 5, 4), (2, 1, 3), (2, 1, 2), (0, 0, 0), 4),
+    (3, (4, 4, 7), (4, 4, 3), (3, 3, 3), (1, 1, 2), (1, 1, 0), 12),  # a pixel of zeros, or three
+    (2, (3, 4, 5), (3, 4, 5), (1, 1, 1), (1, 1, 1), (0, 0, 0), 4),
+]
+
+
+@pytest.mark.parametrize("volumes", VOLUMES, ids=str)
+@pytest.mark.parametrize("order", ["NHWC", "NCHW to NHWC"])
+def test_volumes_of_few_channels_have_the_taps_of_an_axis_as_channels(gpu, rng, volumes, order):
+    channels, volume, out, kernel, stride, pad, wide = volumes
+    window = {"stride": stride, "pad": pad, "dilation": (1, 1, 1), "group": 1}
+    gpu.math, gpu.plans = "tf32", {"eng0": (256, (), 1.0)}
+    at = arrays(gpu, rng, x=(2, channels, *volume), w=(4, channels, *kernel), y=(2, 4, *out))
+    at.x_values[0, 0, 0, 0, 0] = np.inf  # which is not multiplied by zeros
+    gpu.memcpy_htod(at.x_address, at.x_values)
+    sizes = 2 * math.prod(volume[:2]) * out[2] * wide * 4, 4 * math.prod(kernel[:2]) * wide * 4
+    nbytes = 256 + sum(map(layout.aligned, sizes))
+    spatial = ("x", "y") if order == "NHWC" else ("y",)
+    got = run_last(gpu, at, "conv_forward", nbytes, "x", "w", "b", "y", spatial=spatial, **window)
+    np.testing.assert_allclose(got["y"], expected(at, gpu, **window), atol=1e-4)
+    assert np.isfinite(got["y"]).any()
+    at.x_values[0, 0, 0, 0, 0] = 2
+    gpu.memcpy_htod(at.x_address, at.x_values)
+    for accumulate in (False, True):
+        theirs = at.w_values.copy()
+        gpu.memcpy_htod(at.w_address, theirs)
+        table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **window)
+        names = "x", "y", "w"
+        got = run_last(
+            gpu, at, "conv_backward_weights", nbytes, *names, spatial=spatial, accumulate=accumulate, **window
+        )
+        np.testing.assert_allclose(got["w"], theirs, atol=1e-3)
+
+
 @pytest.mark.parametrize("channels", [4, 3])
 @pytest.mark.parametrize("order", ["NCHW", "NHWC", "NCHW to NHWC"])
 def test_small_kernels_turn_nothing_over_and_widen_nothing(gpu, rng, channels, order):

@@ -1,13 +1,14 @@
 #include "common.cuh"
 
 // Squares of `down` x `right` pixels, of which y has high x across from each image, the first of them beginning `top` rows
-// above it and `left` columns left of it. A square's numbers lie together, `wide` of each pixel.
+// above it and `left` columns left of it, and each `step` columns behind the one before. A square's numbers lie together,
+// `wide` of each pixel, zeros of all but the first `seen` columns.
 struct Squares {
-  int channels, height, width, last, high, across, down, right, top, left, wide;
+  int channels, height, width, last, step, seen, high, across, down, right, top, left, wide;
   __device__ __forceinline__ Squares(const Dims &images, const Dims &squares)
-      : channels(images.at[0]), height(images.at[1]), width(images.at[2]), last(images.at[3]), high(squares.at[0]),
-        across(squares.at[1]), down(squares.at[2]), right(squares.at[3]), top(squares.at[4]), left(squares.at[5]),
-        wide(squares.at[6]) {}
+      : channels(images.at[0]), height(images.at[1]), width(images.at[2]), last(images.at[3]), step(images.at[4]),
+        seen(images.at[5]), high(squares.at[0]), across(squares.at[1]), down(squares.at[2]), right(squares.at[3]),
+        top(squares.at[4]), left(squares.at[5]), wide(squares.at[6]) {}
   __device__ __forceinline__ int numbers() const { return down * right * wide; }
 };
 
@@ -22,12 +23,12 @@ extern "C" __global__ void fold(const D *x, D *y, i64 packs, Dims images, Dims s
     i64 square = quotient(i, per_square), line = quotient(square, s.across), image = quotient(line, s.high);
     int first = (int)(i - square * per_square) * PACK, pixel = first / s.wide, c = first - pixel * s.wide;
     int row = pixel / s.right, column = pixel - row * s.right;
-    int v = (int)(line - image * s.high) * s.down - s.top + row, u = (int)(square - line * s.across) * s.right - s.left;
+    int v = (int)(line - image * s.high) * s.down - s.top + row, u = (int)(square - line * s.across) * s.step - s.left;
     const D *here = x + image * s.channels * s.height * s.width;
     Pack pack;
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
-      bool inside = c < s.channels && v >= 0 && v < s.height && u + column >= 0 && u + column < s.width;
+      bool inside = c < s.channels && column < s.seen && v >= 0 && v < s.height && u + column >= 0 && u + column < s.width;
       pack.at[j] = inside ? here[(i64)c * step + (v * s.width + u + column) * apart] : nothing;
       if (++c == s.wide) {
         c = 0;
