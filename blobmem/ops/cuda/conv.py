@@ -113,7 +113,8 @@ def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turn
         return nbytes
     key = key_of(direction, device, x, w, *window)
     slabs = slabs_of(key, room, device)
-    return images + _plan_bytes(within(key, room, device), device, w, turned=turned) if slabs is None else slabs.nbytes
+    plan = _plan_bytes(within(key, room, device), device, w, turned=turned) if slabs is None else slabs.nbytes
+    return images + plan
 
 
 def _data_bytes(dx: ArraySpec, w: ArraySpec, *, device: Any, room: int | None = None, **window: Any) -> int:
@@ -134,7 +135,8 @@ def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool
         return nbytes
     key = key_of("weights", device, x, dw, *window)
     slabs = slabs_of(key, room, device)
-    return images + _plan_bytes(within(key, room, device), device, dw, accumulate) if slabs is None else slabs.nbytes
+    plan = _plan_bytes(within(key, room, device), device, dw, accumulate) if slabs is None else slabs.nbytes
+    return images + plan
 
 
 _FIRST = frozenset({"forward", "forward+bias", RELU})
@@ -284,7 +286,7 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
     key = key_of(after.direction, x.device, x, w, *window)
     slabs = slabs_of(key, room, x.device)
     if slabs is not None:
-        slabs.forward(x, w, y, key.pad[0], ws)
+        slabs.forward(x, w, y, key.pad[0], ws, turned)
         after.run(y, window[-1])
         return
     plan = plan_of(within(key, room, x.device), x.device)

@@ -16,10 +16,10 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.errors import DeviceError
 from blobmem.ops.cuda import algorithms
 from blobmem.ops.cuda.algorithms import Key
-from blobmem.ops.cuda.conv_direct import add
+from blobmem.ops.cuda.conv_direct import add, take_channels_last
 from blobmem.ops.cuda.conv_plans import chosen, plan_ms, plan_of, room_of, within
 from blobmem.ops.cuda.cudnn import RELU, Plan
-from blobmem.ops.cuda.layout import aligned
+from blobmem.ops.cuda.layout import aligned, in_layout, to_channels_last, weights_turn
 from blobmem.ops.cuda.strided import copy
 
 WORTH = 0.8
@@ -47,46 +47,69 @@ class Slabs(NamedTuple):
         """All of the workspace."""
         return _starts(self.key)[-1] + self.plan_bytes
 
-    def forward(self, x: CudaArray, w: CudaArray, y: CudaArray, pad: int, ws: CudaArray | None) -> None:
-        """y = x convolved with w; `pad` is the image's along the axis."""
-        plan, (images, outputs, _), ws = self._arrays(x, ws)
-        rows = outputs.shape[2]
-        for first in range(0, y.shape[2], rows):
-            _take(x, first - pad, images)
+    @property
+    def _turns(self) -> bool:
+        """Whether plans have weights in another order than the file."""
+        return weights_turn(self.key.w, self.key.layout)
+
+    @property
+    def _axis(self) -> int:
+        """That of the rows."""
+        return 1 if self.key.layout == "NHWC" else 2
+
+    def forward(self, x: CudaArray, w: CudaArray, y: CudaArray, pad: int, ws: CudaArray | None,
+                turned: bool = False) -> None:  # fmt: skip
+        """y = x convolved with w, which may be in the plan's order; `pad` is the image's along the axis."""
+        plan, (images, outputs, fresh), ws = self._arrays(x, ws)
+        w, axis = w if turned else self._turned(w, fresh), self._axis
+        rows = outputs.shape[axis]
+        for first in range(0, y.shape[axis], rows):
+            _take(x, first - pad, images, axis)
             self._run(plan, (images, w, outputs), ws)
-            _put(outputs, y, first)
+            _put(outputs, y, first, axis)
 
     def backward_data(self, dy: CudaArray, w: CudaArray, dx: CudaArray, pad: int, ws: CudaArray | None) -> None:
         """dx = the gradient for x."""
-        plan, (images, outputs, _), ws = self._arrays(dx, ws)
-        rows = images.shape[2]
-        for first in range(0, dx.shape[2], rows):
-            _take(dy, first + pad - self.key.pad[0], outputs)
+        plan, (images, outputs, fresh), ws = self._arrays(dx, ws)
+        w, axis = self._turned(w, fresh), self._axis
+        rows = images.shape[axis]
+        for first in range(0, dx.shape[axis], rows):
+            _take(dy, first + pad - self.key.pad[0], outputs, axis)
             self._run(plan, (images, w, outputs), ws)
-            _put(images, dx, first)
+            _put(images, dx, first, axis)
 
     def backward_weights(self, x: CudaArray, dy: CudaArray, dw: CudaArray, pad: int, ws: CudaArray | None,
                          accumulate: bool) -> None:  # fmt: skip
         """dw = the gradient for w, or with `accumulate` plus that."""
         plan, (images, outputs, fresh), ws = self._arrays(x, ws)
-        rows = outputs.shape[2]
-        for first in range(0, dy.shape[2], rows):
-            _take(x, first - pad, images)
-            _take(dy, first, outputs)
+        axis = self._axis
+        rows = outputs.shape[axis]
+        for first in range(0, dy.shape[axis], rows):
+            _take(x, first - pad, images, axis)
+            _take(dy, first, outputs, axis)
             adds = accumulate or first > 0
-            self._run(plan, (images, fresh if adds else dw, outputs), ws)
-            if adds:
+            self._run(plan, (images, fresh if adds or self._turns else dw, outputs), ws)
+            if self._turns:
+                take_channels_last(fresh, dw, accumulate=adds)
+            elif adds:
                 add(fresh, dw)
 
+    def _turned(self, w: CudaArray, fresh: CudaArray) -> CudaArray:
+        """The weights as a plan wants them."""
+        if not self._turns:
+            return w
+        to_channels_last(w, fresh)
+        return fresh
+
     def _arrays(self, like: CudaArray, ws: CudaArray | None) -> tuple[Plan, list[CudaArray], CudaArray]:
-        """The plan, and in the workspace a slab of x, of y, and the weights' gradient of one."""
+        """The plan, and in the workspace a slab of x, of y, and weights, or the gradient for them of one slab."""
         held, (y, w, _) = 0 if ws is None else ws.nbytes, _starts(self.key)
         if ws is None or held < self.nbytes:
             raise DeviceError(f"a convolution in slabs needs {self.nbytes} bytes of workspace but was given {held}")
         plan = plan_of(self.key, like.device)
         assert isinstance(plan, Plan)  # as it was chosen for that
-        shapes = ((0, self.key.x), (y, self.key.y), (w, self.key.w if self.key.direction == "weights" else (0,)))
-        return plan, [ws.part(at, shape, like.dtype) for at, shape in shapes], ws
+        shapes = [*(in_layout(shape, self.key.layout) for shape in (self.key.x, self.key.y)), _beside(self.key)]
+        return plan, [ws.part(at, shape, like.dtype) for at, shape in zip((0, y, w), shapes, strict=True)], ws
 
     def _run(self, plan: Plan, arrays: tuple[CudaArray, ...], ws: CudaArray) -> None:
         plan.run([array.address for array in arrays], ws.address + _starts(self.key)[-1])
@@ -137,7 +160,7 @@ def _wanted(key: Key, nbytes: int, device: Any) -> int:
 
 
 def _can_divide(key: Key) -> bool:
-    return key.x[0] == 1 and len(key.x) > 3 and key.layout == "NCHW" and key.stride[0] == 1
+    return key.x[0] == 1 and len(key.x) > 3 and key.stride[0] == 1
 
 
 def _numbers(key: Key, nbytes: int, room: int) -> Iterator[tuple[int, Key]]:
@@ -160,26 +183,32 @@ def _numbers(key: Key, nbytes: int, room: int) -> Iterator[tuple[int, Key]]:
 
 
 def _starts(slab: Key) -> tuple[int, int, int]:
-    """Where a workspace has y's slab, behind x's, the weights' gradient, and the plan's own."""
+    """Where a workspace has y's slab, behind x's, weights, and the plan's own."""
     width = dtypes.of(slab.dtype).itemsize
     y = aligned(math.prod(slab.x) * width)
     w = y + aligned(math.prod(slab.y) * width)
-    return y, w, w + (aligned(math.prod(slab.w) * width) if slab.direction == "weights" else 0)
+    return y, w, w + aligned(math.prod(_beside(slab)) * width)
 
 
-def _take(image: CudaArray, first: int, slab: CudaArray) -> None:
+def _beside(slab: Key) -> tuple[int, ...]:
+    """The shape of weights that a workspace has room for."""
+    return slab.w if slab.direction == "weights" or weights_turn(slab.w, slab.layout) else (0,)
+
+
+def _take(image: CudaArray, first: int, slab: CudaArray, axis: int) -> None:
     """slab = the image's rows from `first` on, zeros where it has none."""
-    begin, end = max(0, first), min(image.shape[2], first + slab.shape[2])
-    if end - begin < slab.shape[2]:
+    begin, end = max(0, first), min(image.shape[axis], first + slab.shape[axis])
+    if end - begin < slab.shape[axis]:
         slab.zero()
-    _copy(image, begin, slab, begin - first, end - begin)
+    _copy(image, begin, slab, begin - first, end - begin, axis)
 
 
-def _put(slab: CudaArray, image: CudaArray, first: int) -> None:
-    _copy(slab, 0, image, first, slab.shape[2])
+def _put(slab: CudaArray, image: CudaArray, first: int, axis: int) -> None:
+    _copy(slab, 0, image, first, slab.shape[axis], axis)
 
 
-def _copy(x: CudaArray, x_first: int, y: CudaArray, y_first: int, rows: int) -> None:
+def _copy(x: CudaArray, x_first: int, y: CudaArray, y_first: int, rows: int, axis: int) -> None:
     """Rows of an image to another's."""
-    row = math.prod(x.shape[3:])
-    copy(x, y, (x.shape[1], rows * row), (x.shape[2] * row, 1), (y.shape[2] * row, 1), x_first * row, y_first * row)
+    outer, row = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    x_steps, y_steps = (x.shape[axis] * row, 1), (y.shape[axis] * row, 1)
+    copy(x, y, (outer, rows * row), x_steps, y_steps, x_first * row, y_first * row)

@@ -668,17 +668,21 @@ def test_gradient_for_weights(gpu, rng, accumulate):
     np.testing.assert_allclose(fetched(gpu, at, "w"), theirs, atol=1e-4)
 
 
+def placed(gpu, at, name, last):
+    """An array that has its values, with the channels last if it is one of those."""
+    if name not in last:
+        return getattr(at, name)
+    values = np.ascontiguousarray(np.moveaxis(getattr(at, name + "_values"), 1, -1))
+    gpu.memcpy_htod(getattr(at, name + "_address"), values)
+    return getattr(at, name).reshape(*values.shape)
+
+
 def run_last(gpu, at, name, wanted, *names, spatial=("x", "y"), **attributes):
     """An op with the channels last on x, w, b and y (None: not there), `wanted` the bytes that it asks for; and all after
     it, as NumPy arrays with the channels first."""
     operands, order = [], "NHWC" if "x" in spatial else "NCHW to NHWC"
     for operand in names:
-        array = operand and getattr(at, operand)
-        if operand in spatial:
-            values = np.ascontiguousarray(np.moveaxis(getattr(at, operand + "_values"), 1, -1))
-            gpu.memcpy_htod(getattr(at, operand + "_address"), values)
-            array = array.reshape(*values.shape)
-        operands.append(array)
+        operands.append(operand and placed(gpu, at, operand, spatial))
     nbytes, ws = workspace(gpu, name, *operands, layout=order, **attributes)
     assert nbytes == wanted
     table("cuda")[name](*operands, ws=ws, layout=order, **attributes)
@@ -1024,12 +1028,14 @@ SLABS = {  # shapes of x and w, then the window: pads, dilations and rows that d
 
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("case", SLABS)
-def test_an_image_with_little_room_is_taken_in_slabs(gpu, rng, monkeypatch, case, accumulate):
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+def test_an_image_with_little_room_is_taken_in_slabs(gpu, rng, monkeypatch, case, accumulate, order):
     """By the plan that would take too much, with no more workspace than there is, to the numbers of the whole."""
     x, w, pad, dilation, group = SLABS[case]
     window = {"stride": (1,) * len(pad), "pad": pad, "dilation": dilation, "group": group}
+    last = ("x", "y") if order == "NHWC" else ()
     whole = conv_plans.key_of("forward", gpu, *(ArraySpec(each, np.dtype("float32")) for each in (x, w)), **window)
-    at, sizes = arrays(gpu, rng, x=x, w=w, y=whole.y), []
+    at, sizes = arrays(gpu, rng, x=x, w=w, b=w[:1], y=whole.y), []
 
     def bytes_of(graph, index):
         workspace = graph.plans[index][1][0]
@@ -1048,7 +1054,8 @@ def test_an_image_with_little_room_is_taken_in_slabs(gpu, rng, monkeypatch, case
         "conv_backward_weights": (("x_values", "y_values", "w_values"), {"accumulate": accumulate}),
     }
     for op, (names, more) in runs.items():
-        operands = [getattr(at, name.removesuffix("_values")) for name in names]
+        operands = [placed(gpu, at, name.removesuffix("_values"), last) for name in names]
+        more["layout"] = order
         assert workspace(gpu, op, *operands, room=all_of_it + 4096, **window, **more)[0] >= all_of_it
         room = all_of_it - 1
         sizes.clear()
@@ -1056,12 +1063,14 @@ def test_an_image_with_little_room_is_taken_in_slabs(gpu, rng, monkeypatch, case
         assert 0 < nbytes <= room and min(sizes) < all_of_it / 2
         theirs = [getattr(at, name).copy() for name in names]
         scratch = {"ws": np.empty(1 << 16, np.uint8)} if op == "conv_backward_data" else {}
-        table("host")[op](*theirs, **scratch, **window, **more)
         table("cuda")[op](*operands, ws=ws, room=room, **window, **more)
-        result = names[-1].removesuffix("_values")
-        np.testing.assert_allclose(fetched(gpu, at, result), theirs[-1], atol=1e-4)
+        result, found = names[-1].removesuffix("_values"), np.empty(operands[-1].shape, np.float32)
+        gpu.memcpy_dtoh(found, getattr(at, result + "_address"))
+        del more["layout"]
+        table("host")[op](*theirs, **scratch, **window, **more)
+        np.testing.assert_allclose(np.moveaxis(found, -1, 1) if result in last else found, theirs[-1], atol=1e-4)
         with pytest.raises(DeviceError, match=f"needs {nbytes} bytes of workspace but was given 0"):
-            table("cuda")[op](*operands, room=room, **window, **more)
+            table("cuda")[op](*operands, room=room, layout=order, **window, **more)
         gpu.memcpy_htod(getattr(at, result + "_address"), getattr(at, names[-1]))
 
 
