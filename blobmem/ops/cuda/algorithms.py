@@ -124,12 +124,13 @@ class Key(NamedTuple):
         """The key of a gradient for the data that is this convolution, without its bias, with mirrored weights.
 
         The weights have the axes of inputs and outputs exchanged and their taps in reverse order. cuDNN has faster
-        plans for some of these than for the convolution itself. None where there is no such gradient.
+        plans for some of these than for the convolution itself. None where there is no such gradient, and for planes
+        with their channels last, whose own plans are the fastest.
         """
         pad = tuple(d * (k - 1) - p for k, p, d in zip(self.w[2:], self.pad, self.dilation, strict=True))
         if (
             self.direction not in ("forward", "forward+bias")
-            or self.layout != "NCHW"
+            or (self.layout != "NCHW" and len(self.stride) < 3)
             or self.group > 1
             or {*self.stride} != {1}
             or min(pad) < 0

@@ -247,7 +247,7 @@ class Search:
 
         def run() -> None:
             if form == MIRRORED:
-                mirror(w, self._cold.address)
+                mirror(w, self._cold.address, key.layout)
             for part in range(built.parts):
                 adds = part > 0 and key.direction == "weights"
                 addresses = {

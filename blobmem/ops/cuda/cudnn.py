@@ -155,12 +155,14 @@ def mirrored_bytes(key: Key, form: str) -> int:
     return aligned(math.prod(key.w) * dtypes.of(key.dtype).itemsize) if form == MIRRORED else 0
 
 
-def mirror(w: CudaArray, address: int) -> None:
-    """Put weights (outputs, inputs, taps...) at an address as (inputs, outputs, taps... in reverse order)."""
+def mirror(w: CudaArray, address: int, layout: str) -> None:
+    """Put weights (outputs, inputs, taps...) at an address as (inputs, outputs, taps... in reverse order); in "NHWC"
+    both have the axis after the first last in memory."""
     outputs, inputs, taps = w.shape[0], w.shape[1], math.prod(w.shape[2:])
-    size = (inputs, outputs, taps)
-    target = CudaArray(address, size, w.dtype, w.device)
-    strided.copy(w, target, size, (taps, inputs * taps, -1), strided.strides_of(size), x_at=taps - 1)
+    size, steps, start = (inputs, outputs, taps), (taps, inputs * taps, -1), taps - 1
+    if layout == "NHWC":
+        size, steps, start = (inputs, taps, outputs), (1, -inputs, taps * inputs), (taps - 1) * inputs
+    strided.rearranged(w, CudaArray(address, size, w.dtype, w.device), size, steps, start)
 
 
 class Plan:
@@ -174,7 +176,9 @@ class Plan:
         relu: whether it takes ReLU of that.
     """
 
-    __slots__ = ("_cudnn", "_front", "_run", "_steps", "_weights", "fused", "name", "parts", "relu", "workspace")
+    __slots__ = (
+        "_cudnn", "_front", "_layout", "_run", "_steps", "_weights", "fused", "name", "parts", "relu", "workspace",
+    )  # fmt: skip
 
     def __init__(self, cudnn: Cudnn, graph: Any, key: Key, name: str) -> None:
         self._cudnn = cudnn
@@ -187,6 +191,7 @@ class Plan:
         uids, steps = arrays_of(key, self.fused), {1: math.prod(part.x) * width, 3: math.prod(part.y) * width}
         self._steps = [steps.get(3 if uid == _OTHER else uid, 0) for uid in uids]
         self._weights, self._front = (key.w, dtypes.of(key.dtype)), mirrored_bytes(key, form)
+        self._layout = key.layout
         self.workspace = int(graph.get_workspace_size()) + self._front
         graph._prepare_variant_pack_template()
         order = graph._get_variant_pack_uids_sorted()
@@ -205,7 +210,7 @@ class Plan:
         if self._front:
             x, w, y = addresses
             if not part:
-                mirror(CudaArray(w, *self._weights, self._cudnn.device), workspace)
+                mirror(CudaArray(w, *self._weights, self._cudnn.device), workspace, self._layout)
             addresses, workspace = [y, workspace, x], workspace + self._front
         try:
             self._run(addresses, workspace, self._cudnn.follow())

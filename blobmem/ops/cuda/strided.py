@@ -109,20 +109,31 @@ def copy(x: CudaArray, y: CudaArray, size: Shape, x_strides: Shape, y_strides: S
 
 def transposed(x: CudaArray, y: CudaArray, shape: Shape, order: Shape) -> None:
     """y = x of `shape` with axis order[i] as its axis i; both C-contiguous."""
-    size, x_strides, y_strides, tiles = _transposition(shape, order)
+    rearranged(x, y, *_transposition(shape, order))
+
+
+def rearranged(x: CudaArray, y: CudaArray, size: Shape, x_strides: Shape, x_at: int = 0) -> None:
+    """y, C-contiguous, [index] = x[x_at + sum of index * x_strides]; x's neighbours may be along any axis."""
+    y_strides, tiles = _way(size, x_strides)
     if tiles is None:
-        copy(x, y, size, x_strides, y_strides)
+        copy(x, y, size, x_strides, y_strides, x_at)
     else:
         grid, arguments = tiles
-        _KERNELS.run(x, "turn", grid, THREADS, x, y, *arguments)
+        _KERNELS.run(x, "turn", grid, THREADS, x.address + x_at * x.dtype.itemsize, y, *arguments)
 
 
 @functools.lru_cache(4096)
-def _transposition(shape: Shape, order: Shape) -> tuple[Shape, Shape, Shape, tuple[int, tuple] | None]:
-    """Size and strides for `copy`, and what `_tiles` says."""
-    size, strides = tuple(shape[axis] for axis in order), strides_of(shape)
-    x_strides, y_strides = tuple(strides[axis] for axis in order), strides_of(size)
-    return size, x_strides, y_strides, None if 0 in shape else _tiles(_joined(size, x_strides, y_strides))
+def _transposition(shape: Shape, order: Shape) -> tuple[Shape, Shape]:
+    """Size and strides for `rearranged`."""
+    strides = strides_of(shape)
+    return tuple(shape[axis] for axis in order), tuple(strides[axis] for axis in order)
+
+
+@functools.lru_cache(4096)
+def _way(size: Shape, x_strides: Shape) -> tuple[Shape, tuple[int, tuple] | None]:
+    """y's strides for `copy`, and what `_tiles` says."""
+    y_strides = strides_of(size)
+    return y_strides, None if 0 in size else _tiles(_joined(size, x_strides, y_strides))
 
 
 def _tiles(layout: _Layout) -> tuple[int, tuple] | None:

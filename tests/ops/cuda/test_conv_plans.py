@@ -582,6 +582,17 @@ def test_a_convolution_by_way_of_a_gradient(gpu, rng, shapes, window, with_bias)
     assert (gpu.measured, gpu.deterministic) == ([], False), "it was found in the file the second time"
 
 
+@pytest.mark.parametrize("channels, outputs", [(4, 3), (20, 17)])
+def test_volumes_with_channels_last_go_by_way_of_a_gradient_too(gpu, rng, channels, outputs):
+    gpu.mirrored_plans, window = {"eng0": (4096, (), 0.5)}, {"stride": (1,) * 3, "dilation": (1,) * 3, "group": 1}
+    at = arrays(
+        gpu, rng, x=(2, channels, 3, 4, 5), w=(outputs, channels, 2, 3, 3), b=(outputs,), y=(2, outputs, 2, 4, 5)
+    )
+    room = 4096 + 2 * layout.aligned(at.w.nbytes)
+    got = run_last(gpu, at, "conv_forward", room, "x", "w", "b", "y", **window, pad=(0, 1, 1))
+    np.testing.assert_allclose(got["y"], expected(at, gpu, **window, pad=(0, 1, 1)), atol=1e-4)
+
+
 def test_a_convolution_by_way_of_a_gradient_in_parts(gpu, rng):
     gpu.mirrored_plans = {"eng0": (lambda images: images * 1024, (), 0.5)}
     at = arrays(gpu, rng, **IMAGES)
