@@ -37,7 +37,7 @@ log = logging.getLogger("blobmem")
 FROM = 1 << 12
 """Bytes of an array from which it may be evicted."""
 
-LEVELS = (0.25, 0.5, 0.75, 1.0)
+LEVELS = (0.25, 0.5, 0.75, 0.9, 1.0)
 """Parts of the bytes of all that may be evicted that are tried."""
 
 FEWER = (1, 2, 4, 8)
@@ -210,6 +210,12 @@ class _Search:
         """Whether the best does not fit, or takes long."""
         return not isinstance(self._best, Made) or self._best.ms > self._good
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the best evicts state, with updates where they are."""
+        best = self._best
+        return isinstance(best, Made) and bool(best.state) and not best.spread
+
     def _may_be(self, sliced: bool) -> bool:
         """Whether there may be a better one in slices, or without: not if the best is of the other kind, but for slices
         where that is slow."""
@@ -218,8 +224,9 @@ class _Search:
         return sliced and self._is_slow and self._much and not self._many and not self._exact
 
     def _try_levels(self, sliced: bool) -> None:
-        """Evict more and more state: with updates spread, and if that was a help where they are, too. If nothing fits,
-        all of it first, which needs least, and with updates where they are if spread ones are no help."""
+        """Evict more and more state: with updates spread, and where they are, too, if that was a help or the best so far
+        has them there. If nothing fits, all of it first, which needs least, and with updates where they are if spread
+        ones are no help."""
         if sliced and self._exact:
             self._try((), False, sliced)
         needed = self._best.requested if isinstance(self._best, OutOfDeviceMemory) else 0
@@ -232,7 +239,8 @@ class _Search:
             if needed - sum(each.size for each in level) > (self._net.device.most_bytes or 0):
                 continue
             better = self._try(level, self._much, sliced)
-            if self._much and (better if not needed else not better and level is not self._levels[-1]):
+            helps = better or self._is_plain if not needed else not better and level is not self._levels[-1]
+            if self._much and helps:
                 self._try(level, False, sliced)
             if self._many and not sliced and not needed and not better:
                 break  # to evict more would take longer still
