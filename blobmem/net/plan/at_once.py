@@ -26,20 +26,25 @@ from blobmem.net.plan.slices import (
     by_item,
     counts,
     divided,
+    may_divide,
     of_slice,
     over_labels,
 )
 from blobmem.net.schedule import first_uses
 from blobmem.ops.call import Call, Operand, call, like, memories, overwrite, read, redirected
 
+IDLE = 8
+"""Of so many times as long as it takes to make an array anew is the while from which on that is done."""
+
 
 class AtOnce(Run):
     """What becomes of a run that ends with a loss where each slice has its gradients right behind it, in forward.
 
-    Nothing of a slice is kept for backward, or made anew. What the gradients of it all come to lies in arrays of its
-    own, as of a loss whose own gradient is one; backward multiplies it by what that is then. For each slice there is an
-    array of the gradient of what the run was given, which may be evicted until backward goes on with that. And what the
-    run was given long before is copied to the host, from where each slice has its own.
+    Nothing of a slice is kept for backward. What the gradients of it all come to lies in arrays of its own, as of a
+    loss whose own gradient is one; backward multiplies it by what that is then. What a slice makes of what the run was
+    given, and uses again long after, it makes anew. For each slice there is an array of the gradient of what the run
+    was given, which may be evicted until backward goes on with that. And what the run was given long before is copied
+    to the host, from where each slice has its own.
     """
 
     def __init__(self, of: Undivided, ahead: Stretch, back: Stretch, run: Division) -> None:
@@ -49,6 +54,7 @@ class AtOnce(Run):
         self._joining: dict[SyncedMemory, list[Call]] = {}  # what makes these of their slices'
         self._away = self._leaving()
         self._homes: dict[SyncedMemory, list[Parked]] = {}  # of each of these, where its slices go
+        self._anew: dict[SyncedMemory, tuple[Call, Blob]] = {}  # what slices make anew, by what, and where
 
     def made(self) -> Sliced | None:
         of, ahead, back = self._of, self._ahead, self._back
@@ -77,6 +83,8 @@ class AtOnce(Run):
         sums = {memory: array for memory, array in self._arrays.items() if memory not in crossing}
         self._crossing = {memory: each for memory, each in results.items() if memory in crossing}
         apart = {self._arrays[memory].data_view.memory for memory in self._crossing}
+        self._anew = self._idle(never)
+        apart |= {array.data_view.memory for _, array in self._anew.values()}
         divider = Divider(self._count, never | apart | {*self._away}, {*whole}, of.turned, divided, "slice")
         forward, place = self._forward(divider)
         multiplied = [self._multiplied(results[memory], array) for memory, array in sums.items()]
@@ -110,6 +118,30 @@ class AtOnce(Run):
         if not read & changed <= gradients or not found.keys().isdisjoint(memories(between)):
             return None
         return found
+
+    def _idle(self, never: Set[SyncedMemory]) -> dict[SyncedMemory, tuple[Call, Blob]]:
+        """What slices make of what the run was given, and do not use for long before their gradients want it: the call
+        that makes it, and an array for what that makes then."""
+        of, inside = self._of, [*self._ahead.inside, *self._back.inside]
+        turn, clock = len(self._ahead.inside), [0.0, *accumulate(map(of.times.ms, inside))]
+        uses, written = defaultdict[SyncedMemory, list[int]](list), set[SyncedMemory]()
+        for at, each in enumerate(inside):
+            written.update(each.written_memories())
+            for memory in {*memories([each])}:
+                uses[memory].append(at)
+        result = dict[SyncedMemory, tuple[Call, Blob]]()
+        for at, maker in enumerate(self._ahead.inside):
+            made, given = [*maker.written_memories()], {*maker.read_memories()}
+            if len(made) != 1 or made[0] not in never or not given.isdisjoint(written) or not may_divide(maker, of.ops):
+                continue
+            last = max(use for use in uses[made[0]] if use < turn)
+            again = next((use for use in uses[made[0]] if use >= turn), last)
+            changed = any(made[0] in each.written_memories() for each in inside[at + 1 :])
+            if not changed and clock[again] - clock[last + 1] > IDLE * of.times.ms(maker):
+                blob = next(operand.blob for operand in maker.present() if operand.memory is made[0])
+                name = f"{made[0].name} (again)"
+                result[made[0]] = maker, Blob(blob.shape, dtype=blob.dtype, device=blob.device, name=name)
+        return result
 
     def _leaving(self) -> dict[SyncedMemory, tuple[Operand, int]]:
         """What the run is given by calls that are long before it, so that it may leave and come back, slice by slice,
@@ -162,12 +194,15 @@ class AtOnce(Run):
 
     def _behind(self, divider: Divider, index: int) -> list[Call]:
         """The gradients of a slice, in arrays of the run's own; of the first one they begin."""
-        result, begun = list[Call](), set[SyncedMemory]()
+        result, begun, there = list[Call](), set[SyncedMemory](), dict[SyncedMemory, Blob]()
         for each in self._back.inside:
+            for memory in self._anew.keys() & {*memories([each])} - there.keys():
+                maker, there[memory] = self._anew[memory]
+                result += divider.calls(like(each, redirected(maker, there)))
             sums = {operand.memory for operand in each.present() if operand.accumulate}
             each = _beginning(each) if not index and begun.isdisjoint(sums) else adding(each)
             begun |= sums
-            result += divider.calls(redirected(each, self._arrays))
+            result += divider.calls(redirected(each, self._arrays | there))
             if str(each.op) in LOSSES:
                 at = LOSSES[str(each.op)][1]
                 result[-1] = of_slice(result[-1], at, read(self._gradient, each.operand(at).shape))

@@ -224,9 +224,9 @@ class _Search:
         return sliced and self._is_slow and self._much and not self._many and not self._exact
 
     def _try_levels(self, sliced: bool) -> None:
-        """Evict more and more state: with updates spread, and where they are, too, if that was a help or the best so far
-        has them there. If nothing fits, all of it first, which needs least, and with updates where they are if spread
-        ones are no help."""
+        """Evict more and more state: with updates spread, and where they are, too, if that was a help or the best so
+        far has them there. If nothing fits, all of it first, which needs least, and with updates where they are if
+        spread ones are no help."""
         if sliced and self._exact:
             self._try((), False, sliced)
         needed = self._best.requested if isinstance(self._best, OutOfDeviceMemory) else 0

@@ -18,6 +18,7 @@ from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.errors import OutOfDeviceMemory, SharedBlobError
 from blobmem.net import steps
 from blobmem.net.captured import Captured
+from blobmem.net.plan import at_once as at_once_slices
 from blobmem.net.plan import divisions, levels, slices
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.slices import Division
@@ -675,6 +676,22 @@ def test_images_that_such_slices_are_given_are_away_meanwhile_too(make, monkeypa
     assert came == {f"{name} (slice {index} of 4)" for name in "ht" for index in range(1, 5)}
     assert sum(each.op == "multiply" and each.operand(2).part is not None for each in backward) == 8
     assert net.device.statistics.peak_bytes <= limit
+
+
+@pytest.mark.parametrize("make", [SIMULATED, EMULATED, CUDA])
+@pytest.mark.parametrize("idle", [0, 1e9])
+def test_such_slices_make_anew_what_they_do_not_use_for_long(make, monkeypatch, idle):
+    monkeypatch.setattr(at_once_slices, "IDLE", idle)
+    limit = FOR_MORE + (0 if make is simulated else SCRATCH)
+    net, whole = (
+        with_gradients(passing(), make(limit), monkeypatch, "both", 4),
+        fed(made(passing(), make(None), "train")),
+    )
+    for _ in range(2):
+        assert_close(iterate(net), iterate(whole))
+    joined = [each.operand(2).memory.name for each in net.compiled()[0].calls if each.op == "concat_forward"]
+    names = ["both", "both (again)"] if idle == 0 else ["both"]
+    assert joined == [f"{name} (slice {index} of 4)" for index in range(1, 5) for name in names]
 
 
 def test_nobody_runs_forward_on_what_such_slices_were_given_before(monkeypatch):
