@@ -57,8 +57,8 @@ _ELEMENTWISE = frozenset({
     "swish_forward", "swish_backward", "clip_forward", "clip_backward", "multiply",
 })  # fmt: skip
 
-_IMAGES = {"multiply": (0, 2)}
-"""Of one of these ops, which operands are images, where one is a number."""
+_BESIDE_NUMBERS = {"multiply": (0, 2)}
+"""Of such an op with numbers, too, which operands are images."""
 
 _TILES = frozenset({"tile_forward", "tile_backward"})
 """Ops on (outer, inner) and (outer, tiles, inner); of channels they are on (images * positions, channels)."""
@@ -238,7 +238,7 @@ _WORTH = 0.95  # of the convolutions' time: the rest pays for turning arrays ove
 
 def _positions(call: Call) -> Iterable[int]:
     op = str(call.op)
-    positions = _POSITIONS.get(op) or _FOLDED.get(op) or _IMAGES.get(op) or range(len(call.operands))
+    positions = _POSITIONS.get(op) or _FOLDED.get(op) or _BESIDE_NUMBERS.get(op) or range(len(call.operands))
     return (at for at in positions if call.operands[at] is not None)
 
 
