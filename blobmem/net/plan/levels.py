@@ -37,8 +37,11 @@ log = logging.getLogger("blobmem")
 FROM = 1 << 12
 """Bytes of an array from which it may be evicted."""
 
-LEVELS = (0.25, 0.5, 0.75, 0.9, 1.0)
+LEVELS = (0.25, 0.5, 0.75, 1.0)
 """Parts of the bytes of all that may be evicted that are tried."""
+
+MOST = 0.9
+"""The same, where a plan need not give the same bits: the last tenth may have room where it takes long to copy."""
 
 FEWER = (1, 2, 4, 8)
 """So many times fewer slices of the batch than are known to fit are tried where updates are spread."""
@@ -178,7 +181,7 @@ class _Search:
         candidates, lacking = _candidates(net, made), made.places.layout.nbytes - room_of(net, made)
         self._much = sum(each.size for each in candidates) * LITTLE > lacking
         self._levels = [*dict.fromkeys(_first(candidates, part) for part in LEVELS)]
-        self._some = _first(candidates, SOME)
+        self._some, self._most = _first(candidates, SOME), _first(candidates, MOST)
         self._fastest: dict[int, Made] = {}  # by how much state they evict
 
     def run(self) -> Made | OutOfDeviceMemory:
@@ -232,14 +235,16 @@ class _Search:
         needed = self._best.requested if isinstance(self._best, OutOfDeviceMemory) else 0
         if needed:
             self._try(self._levels[-1], False, sliced)
-        compared = self._levels if self._much else [self._some]
+        most = [] if self._exact else [self._most]
+        compared = [*self._levels[:-1], *most, self._levels[-1]] if self._much else [self._some]
         for level in compared if self._is_found else ():
             if isinstance(self._best, Made) and not self._is_slow and len(self._best.state) <= len(level):
                 break
             if needed - sum(each.size for each in level) > (self._net.device.most_bytes or 0):
                 continue
             better = self._try(level, self._much, sliced)
-            helps = better or self._is_plain if not needed else not better and level is not self._levels[-1]
+            plain = sliced and self._is_plain
+            helps = better or plain if not needed else not better and level is not self._levels[-1]
             if self._much and helps:
                 self._try(level, False, sliced)
             if self._many and not sliced and not needed and not better:
