@@ -706,6 +706,16 @@ def run_last(gpu, at, name, wanted, *names, spatial=("x", "y"), **attributes):
     return results
 
 
+def check_weights(gpu, at, wanted, accumulate, spatial, atol, **window):
+    """The gradient for the weights by `run_last`, against the host's."""
+    theirs = at.w_values.copy()
+    gpu.memcpy_htod(at.w_address, theirs)
+    table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **window)
+    names = "x", "y", "w"
+    got = run_last(gpu, at, "conv_backward_weights", wanted, *names, spatial=spatial, accumulate=accumulate, **window)
+    np.testing.assert_allclose(got["w"], theirs, atol=atol)
+
+
 @pytest.mark.parametrize("channels, math", [(4, "fp32"), (3, "tf32"), (3, "fp32")])
 @pytest.mark.parametrize("kernel", [3, 1])
 @pytest.mark.parametrize("fused", [False, True])
@@ -727,13 +737,8 @@ def test_channels_last_turns_weights_over_in_the_workspace(gpu, rng, kernel, cha
     got = run_last(gpu, at, "conv_backward_data", 256 + turned, "y", "w", "x", **window)
     np.testing.assert_allclose(got["x"], theirs, atol=1e-5)
     for accumulate in (False, True):
-        theirs = at.w_values.copy()
-        gpu.memcpy_htod(at.w_address, theirs)
-        table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **window)
         apart = layout.aligned(at.w_values.nbytes) if turned or accumulate else 0
-        nbytes = 256 + (wide or apart)
-        got = run_last(gpu, at, "conv_backward_weights", nbytes, "x", "y", "w", accumulate=accumulate, **window)
-        np.testing.assert_allclose(got["w"], theirs, atol=1e-4)
+        check_weights(gpu, at, 256 + (wide or apart), accumulate, ("x", "y"), atol=1e-4, **window)
 
 
 @pytest.mark.parametrize("plans", [{"eng0": (256, (), 1.0)}, {}], ids=["cudnn", "direct"])
@@ -751,12 +756,7 @@ def test_images_that_only_a_convolution_reads_are_turned_over_in_the_workspace(g
     np.testing.assert_allclose(got["y"], expected(at, gpu), atol=1e-5)
     np.testing.assert_array_equal(got["x"], at.x_values)
     for accumulate in (False, True):
-        theirs = at.w_values.copy()
-        gpu.memcpy_htod(at.w_address, theirs)
-        table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **WINDOW)
-        names = "x", "y", "w"
-        got = run_last(gpu, at, "conv_backward_weights", nbytes, *names, spatial="y", accumulate=accumulate, **WINDOW)
-        np.testing.assert_allclose(got["w"], theirs, atol=1e-4)
+        check_weights(gpu, at, nbytes, accumulate, ("y",), atol=1e-4, **WINDOW)
 
 
 # planes of x and y, kernel, stride, pad, and of what is folded: the plane, the kernel and the channels
@@ -795,14 +795,7 @@ def test_strided_convolutions_of_few_channels_are_folded_where_that_is_faster(gp
     got = run_last(gpu, at, "conv_forward", nbytes, *names, spatial=spatial, turned=True, **window)
     np.testing.assert_allclose(got["y"], expected(at, gpu, **window), atol=1e-4)
     for accumulate in (False, True):
-        theirs = at.w_values.copy()
-        gpu.memcpy_htod(at.w_address, theirs)
-        table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **window)
-        names = "x", "y", "w"
-        got = run_last(
-            gpu, at, "conv_backward_weights", nbytes, *names, spatial=spatial, accumulate=accumulate, **window
-        )
-        np.testing.assert_allclose(got["w"], theirs, atol=1e-3)
+        check_weights(gpu, at, nbytes, accumulate, spatial, atol=1e-3, **window)
 
 
 # channels, volumes of x and y, kernel, stride, pad, and the channels that the last axis of a window comes to
@@ -832,14 +825,7 @@ def test_volumes_of_few_channels_have_the_taps_of_an_axis_as_channels(gpu, rng, 
     at.x_values[0, 0, 0, 0, 0] = 2
     gpu.memcpy_htod(at.x_address, at.x_values)
     for accumulate in (False, True):
-        theirs = at.w_values.copy()
-        gpu.memcpy_htod(at.w_address, theirs)
-        table("host")["conv_backward_weights"](at.x_values, at.y_values, theirs, accumulate=accumulate, **window)
-        names = "x", "y", "w"
-        got = run_last(
-            gpu, at, "conv_backward_weights", nbytes, *names, spatial=spatial, accumulate=accumulate, **window
-        )
-        np.testing.assert_allclose(got["w"], theirs, atol=1e-3)
+        check_weights(gpu, at, nbytes, accumulate, spatial, atol=1e-3, **window)
 
 
 @pytest.mark.parametrize("channels", [4, 3])
