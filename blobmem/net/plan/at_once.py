@@ -196,9 +196,10 @@ class AtOnce(Run):
         """The gradients of a slice, in arrays of the run's own; of the first one they begin."""
         result, begun, there = list[Call](), set[SyncedMemory](), dict[SyncedMemory, Blob]()
         for each in self._back.inside:
-            for memory in self._anew.keys() & {*memories([each])} - there.keys():
-                maker, there[memory] = self._anew[memory]
-                result += divider.calls(like(each, redirected(maker, there)))
+            for memory in memories([each]):  # in the order of operands, for the same plan every time
+                if memory in self._anew and memory not in there:
+                    maker, there[memory] = self._anew[memory]
+                    result += divider.calls(like(each, redirected(maker, there)))
             sums = {operand.memory for operand in each.present() if operand.accumulate}
             each = _beginning(each) if not index and begun.isdisjoint(sums) else adding(each)
             begun |= sums
