@@ -19,6 +19,7 @@ from blobmem.devices.cuda.graph import Graph
 from blobmem.devices.cuda.link import Link
 from blobmem.devices.cuda.marks import Marks
 from blobmem.devices.cuda.turns import Turns
+from blobmem.dtypes import is_half
 from blobmem.errors import DeviceError
 
 MATHS = ("fp32", "tf32")
@@ -94,10 +95,9 @@ class CudaDevice(Device):
         """Whether blocks of a kernel can run in clusters (source/cluster.cuh)."""
         return self.context.capability >= (9, 0)
 
-    @property
-    def tensor_cores(self) -> bool:
-        """Whether products of float32 may run on tensor cores here, of ten bits of each factor."""
-        return self.math == "tf32" and self.context.capability >= (8, 0)
+    def on_tensor_cores(self, dtype: np.dtype) -> bool:
+        """Whether products of a dtype run on tensor cores here; those of float32 only if of ten bits of each factor."""
+        return self.context.capability >= (8, 0) and (is_half(dtype) or (dtype == np.float32 and self.math == "tf32"))
 
     @property
     def lost(self) -> bool:

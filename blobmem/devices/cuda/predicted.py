@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from blobmem.devices.cuda.device import CudaDevice
 from blobmem.devices.simulated import SimulatedDevice
+from blobmem.dtypes import is_half
 
 
 class PredictedCuda(SimulatedDevice):
@@ -32,7 +35,6 @@ class PredictedCuda(SimulatedDevice):
 
     channels_last = CudaDevice.channels_last
 
-    @property
-    def tensor_cores(self) -> bool:
+    def on_tensor_cores(self, dtype: np.dtype) -> bool:
         """As a `CudaDevice`'s: on every model of which files are known."""
-        return self.math == "tf32"
+        return is_half(dtype) or (dtype == np.float32 and self.math == "tf32")
