@@ -1,5 +1,5 @@
-"""Convolutions that nets of images begin with, by kernels of our own: of 3x3 taps, or of 7x7 two pixels apart, padded by
-half of them, from images of three channels, as the file has them, to channels last.
+"""Convolutions that nets of images begin with, by kernels of our own: of 3x3 taps, or of 7x7 two pixels apart, padded
+by half of them, from images of three channels, as the file has them, to channels last.
 
 On tensor cores, with what of float32 these take (`math="tf32"`), or in half precision; the same bits on every run.
 cuDNN's plans want a fourth channel of zeros, or the images folded, and take several times as long.
@@ -8,19 +8,55 @@ cuDNN's plans want a fourth channel of zeros, or the images folded, and take sev
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.errors import DeviceError
 from blobmem.ops.cuda.conv_small import add_partial
 from blobmem.ops.cuda.launch import Kernels
 
-_KERNELS = Kernels("conv_first")
 _WINDOWS = {3: ((1, 1), (1, 1), (1, 1), 1), 7: ((2, 2), (3, 3), (1, 1), 1)}  # by taps each way
-_RUN = 64  # channels of y of which a block has the gradients (RUN in the source)
-_THREADS, _BAND = 128, 2  # of a block, and lines of y that it makes at a time
-_BLOCKS = 528  # that a card of 132 multiprocessors runs at a time
-_PARTS = 528  # of the gradients for the weights
+_RUN = 64  # channels of y that a block looks after (RUN in the sources)
+
+
+class _Kind(NamedTuple):
+    """Kernels for some of them.
+
+    Attributes:
+        source: which has them.
+        ahead, back: their names.
+        threads, back_threads: of a block.
+        band, chunk: how many lines of y, and numbers of these, a block makes at a time.
+        blocks: that a card of 132 multiprocessors runs at a time.
+        parts: of the gradients for the weights, at most.
+        widest: the widest y.
+    """
+
+    source: Kernels
+    ahead: str
+    back: str
+    threads: int
+    back_threads: int
+    band: int
+    chunk: int
+    blocks: int
+    parts: int
+    widest: int = 1 << 30
+
+
+_FLOATS = _Kind(Kernels("conv_first"), "convolve_first", "weigh_first", 256, 192, 4, 144, 264, 396, 144)
+_PIXELS = Kernels("conv_pixels")
+_KINDS = {
+    3: _Kind(_PIXELS, "convolve_3", "weigh_3", 128, 128, 2, 112, 528, 528),
+    7: _Kind(_PIXELS, "convolve_7", "weigh_7", 128, 256, 2, 112, 528, 528),
+}
+
+
+def _kind(w: Any) -> _Kind:
+    taps: int = w.shape[-1]
+    return _FLOATS if taps == 7 and w.dtype == np.float32 else _KINDS[taps]
 
 
 def fits(x: Any, w: Any, window: tuple[Any, ...], device: Any) -> bool:
@@ -28,6 +64,7 @@ def fits(x: Any, w: Any, window: tuple[Any, ...], device: Any) -> bool:
     return bool(
         w.shape[1:] == (3, w.shape[-1], w.shape[-1]) and window[:4] == _WINDOWS.get(w.shape[-1])
         and w.shape[0] % _RUN == 0 and x.shape[3] % 4 == 0 and math.prod(x.shape) > 0
+        and _high_and_across(x, w)[1] <= _kind(w).widest
         and hasattr(device, "on_tensor_cores") and device.on_tensor_cores(w.dtype)
     )  # fmt: skip
 
@@ -37,12 +74,10 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, re
 
     Weights that are `turned` have their channels last in memory.
     """
-    _, high, across, _ = y.shape
-    taps, large = w.shape[-1], w.dtype.itemsize * w.shape[-1] > 16
-    made, chunk = (32, 56) if large else (64, 112)  # MADE and CHUNK in the source
-    units = x.shape[0] * -(-high // _BAND) * -(-across // chunk)
-    grid = min(units, _BLOCKS), w.shape[0] // made, 1
-    _KERNELS.run(y, f"convolve_{taps}", grid, _THREADS, x, w, b, y, x.shape[0], _sizes(x, w), turned, relu)
+    kind, (high, across) = _kind(w), _high_and_across(x, w)
+    units = x.shape[0] * -(-high // kind.band) * -(-across // kind.chunk)
+    grid = min(units, kind.blocks), w.shape[0] // _RUN, 1
+    kind.source.run(y, kind.ahead, grid, kind.threads, x, w, b, y, x.shape[0], _sizes(x, w), turned, relu)
 
 
 def weights_bytes(x: Any, w: Any, most: int | None) -> int:
@@ -58,18 +93,25 @@ def weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, *,
     if needed and (ws is None or ws.nbytes < needed):
         held = 0 if ws is None else ws.nbytes
         raise DeviceError(f"a convolution needs {needed} bytes of workspace but was given {held}")
-    partial = ws if parts > 1 else None
-    grid, taps = (parts, dw.shape[0] // _RUN, 1), dw.shape[-1]
-    _KERNELS.run(dw, f"weigh_{taps}", grid, _THREADS, x, dy, dw, partial, x.shape[0], _sizes(x, dw), parts, accumulate)
+    partial, kind = ws if parts > 1 else None, _kind(dw)
+    grid, sizes = (parts, dw.shape[0] // _RUN, 1), _sizes(x, dw)
+    kind.source.run(dw, kind.back, grid, kind.back_threads, x, dy, dw, partial, x.shape[0], sizes, parts, accumulate)
     if partial is not None:
         add_partial(partial, dw, parts, accumulate)
 
 
-def _sizes(x: Any, w: Any) -> tuple[int, ...]:
+def _high_and_across(x: Any, w: Any) -> tuple[int, int]:
+    """y's height and width."""
     stride = _WINDOWS[w.shape[-1]][0][0]
-    return x.shape[2], x.shape[3], (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1, w.shape[0]
+    return (x.shape[2] - 1) // stride + 1, (x.shape[3] - 1) // stride + 1
+
+
+def _sizes(x: Any, w: Any) -> tuple[int, ...]:
+    high, across = _high_and_across(x, w)
+    return x.shape[2], x.shape[3], high, across, w.shape[0], -(-across // 16) * 32 + 8
 
 
 def _parts(x: Any, w: Any, most: int | None) -> int:
-    fit = _PARTS if most is None else most // (4 * math.prod(w.shape))
-    return max(1, min(_PARTS // (w.shape[0] // _RUN), x.shape[0] * _sizes(x, w)[2], fit))
+    most_parts = _kind(w).parts
+    fit = most_parts if most is None else most // (4 * math.prod(w.shape))
+    return max(1, min(most_parts // (w.shape[0] // _RUN), x.shape[0] * _high_and_across(x, w)[0], fit))

@@ -117,7 +117,7 @@ SPECS = {"x": (32, 3, 224, 224), "w": (64, 3, 7, 7)}
 @pytest.mark.parametrize(
     "change, expected",
     [
-        ({}, True), ({"x": (1, 3, 224, 292)}, True), ({"x": (1, 3, 224, 226)}, False), ({"x": (0, 3, 224, 224)}, False),
+        ({}, True), ({"x": (1, 3, 224, 288)}, True), ({"x": (1, 3, 224, 226)}, False), ({"x": (0, 3, 224, 224)}, False),
         ({"x": (1, 4, 224, 224), "w": (64, 4, 7, 7)}, False), ({"w": (96, 3, 7, 7)}, False),
         ({"w": (64, 3, 3, 3)}, False), ({"w": (64, 3, 3, 3), "stride": (1, 1), "pad": (1, 1)}, True),
         ({"w": (64, 3, 7, 3)}, False), ({"w": (64, 3, 5, 5)}, False), ({"stride": (1, 1)}, False),
@@ -132,11 +132,19 @@ def test_what_fits(change, expected, math, dtype):
     assert conv_first.fits(x, w, window, PredictedCuda(math=math)) == expected
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("taps", WINDOWS)
+def test_wide_images(taps, dtype):
+    x, w = ArraySpec((1, 3, 8, 292), dtypes.of(dtype)), ArraySpec((64, 3, taps, taps), dtypes.of(dtype))
+    fits = conv_first.fits(x, w, tuple(WINDOWS[taps].values()), PredictedCuda(math="tf32"))
+    assert fits == ((taps, dtype) != (7, "float32"))
+
+
 def test_workspace():
     x, w = (ArraySpec(SPECS[name], np.dtype(np.float32)) for name in "xw")
     ops, device, part = table("cuda"), PredictedCuda(math="tf32"), 4 * math.prod(SPECS["w"])
     dy = ArraySpec((32, 112, 112, 64), np.dtype(np.float32))
     assert ops["conv_forward"].workspace_bytes(x, w, None, dy, device=device, layout=LAYOUT, **WINDOWS[7]) == 0
-    for room, parts in ((None, 528), (100 * part, 100), (part, 0)):
+    for room, parts in ((None, 396), (100 * part, 100), (part, 0)):
         given = {"accumulate": True, "layout": LAYOUT, "room": room, **WINDOWS[7]}
         assert ops["conv_backward_weights"].workspace_bytes(x, dy, w, device=device, **given) == parts * part

@@ -1,298 +1,179 @@
 #include "common.cuh"
 #include "mma.cuh"
 
-// Convolutions of images of three channels, from planes to channels last, as products of matrices on tensor cores. In shared
-// memory a pixel is four numbers, of which the last is zero, and a line of a kernel is one tap more, whose weights are zero,
-// in front of the others: so what the products take lies at multiples of a pixel, or two.
+// The convolution of 7 x 7 taps, two pixels apart and padded by three, that large images of three channels meet first: from
+// planes to channels last, as products of matrices on tensor cores. One of the matrices are runs of eight numbers of a
+// line of the image, as they lie in shared memory, which meet the seven taps of a line of a kernel and a zero.
 //
-// Dims are: sizes (height and width of x, height and width of y, channels of y). Channels of y are a multiple of RUN.
+// Dims are: sizes (height and width of x, height and width of y, channels of y, numbers of a line of x in shared memory).
+// The width of x is a multiple of 4, channels of y are one of RUN.
 
-#define RUN 64  // channels of y of which a block has the gradients
-#ifdef HALVES
-#define WORDS 2  // of a pixel
+#define TAPS 7
+#define LINES (3 * TAPS)  // of taps, of a kernel
+#define RUN 64  // channels of y that a block makes
+#ifdef DOUBLE
+#define SHARED 6144  // numbers in shared memory
+#define CHUNK 24  // numbers of a line of dy that a block takes at a time
 #else
-#define WORDS 4
+#define SHARED 12288
+#define CHUNK 56
 #endif
 
 struct Sizes {
-  int height, width, high, across, channels;
+  int height, width, high, across, channels, pitch;
   __device__ __forceinline__ Sizes(const Dims &sizes)
       : height((int)sizes.at[0]), width((int)sizes.at[1]), high((int)sizes.at[2]), across((int)sizes.at[3]),
-        channels((int)sizes.at[4]) {}
+        channels((int)sizes.at[4]), pitch((int)sizes.at[5]) {}
   __device__ __forceinline__ const D *image(const D *x, i64 image) const { return x + image * 3 * height * width; }
 };
 
-// TAPS x TAPS taps, STRIDE pixels apart, padded by half of them: a line of pixels in shared memory begins four in front of
-// those below the first number of y, the taps of this one (and the one of zeros) BASE pixels behind that.
-template <int TAPS, int STRIDE> struct Kind {
-  enum {
-    PAD = TAPS / 2,
-    BASE = 3 - PAD,
-    LARGE = TAPS * WORDS > 16,           // of which shared memory has less
-    MADE = LARGE ? 32 : 64,              // channels of y that a block makes
-    CHUNK = LARGE ? 56 : 112,            // numbers of a line of y that it makes at a time
-    PITCH = CHUNK * STRIDE + 8,          // pixels of a line in shared memory
-    STEPS = (TAPS + 1) * WORDS / 8,      // products for a line of taps
-    PAIRS = (TAPS + 1) / 2,
-    BAND = 2,                            // lines of y that a block makes at a time
-    SEEN = (BAND - 1) * STRIDE + TAPS,   // of x for these
-  };
-};
-
-struct __align__(16) Quad { u32 at[4]; };
-struct __align__(4 * sizeof(D)) Four { D at[4]; };
-
-__device__ __forceinline__ void put_pixel(u32 *to, const D *numbers) {
-#ifdef HALVES
-  to[0] = numbers[0].bits | (u32)numbers[1].bits << 16, to[1] = numbers[2].bits;
-#else
-  for (int c = 0; c < 3; c++) to[c] = __float_as_uint(centred(numbers[c]));
-  to[3] = 0;
-#endif
-}
-
-// LINES lines of an image, from line `top` on, PITCH pixels of each from pixel `left` on, a multiple of 4 as the image's
-// width is; zeros around the image. In `shifted`, unless that is null, each is one place later.
-template <int LINES, int PITCH>
-__device__ __forceinline__ void fetch_pixels(u32 *to, u32 *shifted, const D *image, const Sizes &s, int top, int left) {
-  enum { FOURS = PITCH / 4, GROUP = 3 };
-  bool packed = ((u64)image & (4 * sizeof(D) - 1)) == 0;
-  int plane = s.height * s.width;
-#pragma unroll 1
-  for (int first = threadIdx.x; first < LINES * FOURS; first += GROUP * blockDim.x) {
-    Four found[GROUP][3];
+// Shared memory gets `count` runs of four numbers: run i what get(i) gives goes to to + put(i). Several are on their way at
+// once.
+template <class G, class P> __device__ __forceinline__ void fetch(T *to, int count, G get, P put) {
+  enum { GROUP = 5 };
+  for (int first = threadIdx.x; first < count; first += GROUP * blockDim.x) {
+    Lot<4> fours[GROUP];
 #pragma unroll
     for (int k = 0; k < GROUP; k++) {
-      int i = first + k * blockDim.x, u = top + i / FOURS, v = left + i % FOURS * 4;
-      bool inside = i < LINES * FOURS && u >= 0 && u < s.height && v >= 0 && v < s.width;
-#pragma unroll
-      for (int c = 0; c < 3; c++) {
-        const D *from = image + (i64)c * plane + u * s.width + v;
-        found[k][c] = Four{};
-        if (inside && packed) found[k][c] = *(const Four *)from;
-        if (inside && !packed)
-          for (int j = 0; j < 4; j++) found[k][c].at[j] = from[j];
-      }
+      int i = first + k * blockDim.x;
+      fours[k] = get(i < count ? i : first);
     }
 #pragma unroll
     for (int k = 0; k < GROUP; k++) {
       int i = first + k * blockDim.x;
-      u32 words[4 * WORDS];
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        D pixel[3] = {found[k][0].at[j], found[k][1].at[j], found[k][2].at[j]};
-        put_pixel(words + j * WORDS, pixel);
-      }
-      if (i < LINES * FOURS) {
-#pragma unroll
-        for (int j = 0; j < WORDS; j++) ((Quad *)to)[i * WORDS + j] = *(const Quad *)(words + j * 4);
-        if (shifted)
-#pragma unroll
-          for (int j = 0; j < 4 * WORDS; j++) shifted[i * 4 * WORDS + WORDS + j] = words[j];
-      }
+      for (int j = 0; j < 4; j++) fours[k].at[j] = centred(fours[k].at[j]);
+      if (i < count) store<4>(to, put(i), fours[k]);
     }
   }
 }
 
-// The weights of MADE channels from m0 on, in the order in which lanes take them: for each product, eight words of each of
-// MADE / 8 times eight columns, four words of a lane next to each other.
-template <int TAPS, int STRIDE>
-__device__ __forceinline__ void fetch_weights(u32 *to, const D *w, int m0, bool turned) {
-  typedef Kind<TAPS, STRIDE> K;
-  for (int i = threadIdx.x; i < TAPS * K::STEPS * K::MADE * 8; i += blockDim.x) {
-    int lane = i / 4 % 32, step = i / (K::MADE * 8), word = i / 128 % (K::MADE / 16) * 4 + i % 4, column = word / 2;
-    // of channels that let a lane find a pack of neighbours
-    int m = m0 + column / (PACK / 2) * 4 * PACK + lane / 8 * PACK + column % (PACK / 2) * 2 + lane / 4 % 2;
-    int at = step % K::STEPS * 8 + lane % 4 + word % 2 * 4, tap = at / WORDS - 1, line = step / K::STEPS;
-    D numbers[3] = {};
+// HIGH lines of each channel of an image, from line `top` on, `pitch` numbers of each from number `left` on, a multiple of
+// 4 as `pitch` is; zeros around the image.
+template <int HIGH>
+__device__ __forceinline__ void fetch_lines(T *to, const D *image, const Sizes &s, int pitch, int top, int left) {
+  bool packed = aligned(image);
+  int fours = pitch / 4;
+  auto get = [&](int i) -> Lot<4> {
+    int line = (u32)i / (u32)fours, c = line / HIGH, u = top + line - c * HIGH, v = left + (i - line * fours) * 4;
+    Lot<4> four = {};
+    if (u >= 0 && u < s.height && v >= 0 && v < s.width) {
+      const D *from = image + ((i64)c * s.height + u) * s.width + v;
+      if (packed) return load<4>(from, 0);
 #pragma unroll
-    for (int c = 0; c < 3; c++)
-      if (tap >= 0)
-        numbers[c] = w[turned ? ((m * TAPS + line) * TAPS + tap) * 3 + c : ((m * 3 + c) * TAPS + line) * TAPS + tap];
-    u32 words[WORDS];
-    put_pixel(words, numbers);
-    u32 result = 0;
-#pragma unroll
-    for (int k = 0; k < WORDS; k++)
-      if (k == at % WORDS) result = words[k];
-    to[i] = result;
-  }
+      for (int j = 0; j < 4; j++) four.at[j] = from[j];
+    }
+    return four;
+  };
+  fetch(to, 3 * HIGH * fours, get, [](int i) { return i * 4; });
 }
 
 // y = x convolved with w, plus b unless that is null, and with `relu` max(0, .) of that. w is (channels of y, 3, taps), or if
-// `turned` (channels of y, taps, 3). A block takes a band of lines in one chunk after the other; its second number says which
-// channels of y. A warp makes sixteen numbers of both lines.
-template <int TAPS, int STRIDE>
-__device__ __forceinline__ void convolve(const D *x, const D *w, const D *b, D *y, i64 images, const Dims &dims,
-                                         bool turned, bool relu) {
-  typedef Kind<TAPS, STRIDE> K;
-  __shared__ Quad pixels[K::SEEN * K::PITCH * WORDS / 4], weights[TAPS * K::STEPS * K::MADE * 2];
-  __shared__ T bias[K::MADE];
+// `turned` (channels of y, taps, 3). Blocks take a band of lines after the other, and the channels of y by their second
+// number. A warp makes 16 channels of two lines, whose weights it keeps.
+#define BAND 4
+#define SEEN (2 * (BAND - 1) + TAPS)  // lines of x for a band
+extern "C" __global__ void __launch_bounds__(256, 2)
+    convolve_first(const D *x, const D *w, const D *b, D *y, i64 images, Dims dims, int turned, int relu) {
+  __shared__ Lot<4> shared[SHARED / 4];
+  T *room = shared[0].at;
   Sizes s(dims);
-  int lane = threadIdx.x & 31, i = lane / 4, j = lane % 4, m0 = blockIdx.y * K::MADE;
-  int bands = (s.high + K::BAND - 1) / K::BAND, chunks = (s.across + K::CHUNK - 1) / K::CHUNK;
-  fetch_weights<TAPS, STRIDE>(weights[0].at, w, m0, turned);
-  for (int m = threadIdx.x; m < K::MADE; m += blockDim.x) bias[m] = b ? (T)b[m0 + m] : (T)0;
-#pragma unroll 1
-  for (i64 unit = blockIdx.x; unit < images * bands * chunks; unit += gridDim.x) {
-    i64 band = quotient(unit, chunks), image = quotient(band, bands);
-    int p0 = (int)(band - image * bands) * K::BAND, q0 = (int)(unit - band * chunks) * K::CHUNK;
-    __syncthreads();
-    fetch_pixels<K::SEEN, K::PITCH>(pixels[0].at, nullptr, s.image(x, image), s, p0 * STRIDE - K::PAD, q0 * STRIDE - 4);
-    __syncthreads();
-#pragma unroll 1
-    for (int q = (threadIdx.x >> 5) * 16; q < K::CHUNK && q0 + q < s.across; q += blockDim.x / 2) {
-      enum { TILES = K::MADE / 8 };
-      T found[2][TILES][4];
+  int i = (threadIdx.x & 31) / 4, j = threadIdx.x & 3, warp = threadIdx.x >> 5, half = warp / 4 * 2;
+  int m0 = blockIdx.y * RUN + warp % 4 * 16;
+  T taps[LINES][2][2];  // of channels that let a lane find four neighbours
 #pragma unroll
-      for (int n = 0; n < TILES * 8; n++) {
-        int k = n / 4 % TILES * 2 + n % 2;
-        found[n / 4 / TILES][n / 4 % TILES][n % 4] = bias[k / PACK * 4 * PACK + j * PACK + k % PACK];
-      }
-      const u32 *from = pixels[0].at + (K::BASE + (q + i) * STRIDE) * WORDS + j;
+  for (int line = 0; line < LINES; line++)
 #pragma unroll
-      for (int step = 0; step < TAPS * K::STEPS; step++) {
-        u32 a[2][4], taps[TILES * 2];
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-          a[n / 4][n % 4] = from[(n / 4 * STRIDE + step / K::STEPS) * K::PITCH * WORDS + step % K::STEPS * 8 +
-                                 n % 2 * 8 * STRIDE * WORDS + n / 2 % 2 * 4];
-#pragma unroll
-        for (int n = 0; n < TILES / 2; n++) *(Quad *)(taps + n * 4) = weights[(step * TILES / 2 + n) * 32 + lane];
-#pragma unroll
-        for (int n = 0; n < TILES; n++) {
-          multiply_words(found[0][n], a[0], taps + n * 2);
-          multiply_words(found[1][n], a[1], taps + n * 2);
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < K::MADE / PACK; n++) {
-        int pack = n / 4, p = p0 + n / 2 % 2, at = q0 + q + i + n % 2 * 8;
-        Lot<PACK> lot;
-#pragma unroll
-        for (int k = 0; k < PACK; k++) {
-          T v = found[n / 2 % 2][pack * (PACK / 2) + k / 2][n % 2 * 2 + k % 2];
-          lot.at[k] = relu && v <= 0 ? (T)0 : v;
-        }
-        i64 to = ((image * s.high + p) * s.across + at) * s.channels + m0 + pack * 4 * PACK + j * PACK;
-        if (p < s.high && at < s.across) store<PACK>(y, to, lot);
-      }
+    for (int n = 0; n < 4; n++) {
+      int tap = line % TAPS * TAPS + j + n % 2 * 4, c = line / TAPS, m = m0 + i / 2 * 4 + n / 2 * 2 + i % 2;
+      int at = turned ? tap * 3 + c : c * TAPS * TAPS + tap;
+      taps[line][n / 2][n % 2] = j + n % 2 * 4 < TAPS ? centred(w[m * LINES * TAPS + at]) : (T)0;
     }
-  }
-}
-
-#define APART (RUN + 8)  // from a number's channels of dy to the next one's: what is read at a time is in other banks
-
-// RUN channels of CHUNK numbers of dy, of which there are `count`; the others are zero.
-template <int CHUNK>
-__device__ __forceinline__ void fetch_gradients(Pack *to, const D *dy, int channels, int count) {
-  enum { ACROSS = RUN / PACK, GROUP = 7 };
+  int bands = (s.high + BAND - 1) / BAND;
+  for (i64 unit = blockIdx.x; unit < images * bands; unit += gridDim.x) {
+    i64 image = quotient(unit, bands);
+    int p0 = (int)(unit - image * bands) * BAND + half;
+    __syncthreads();
+    fetch_lines<SEEN>(room, s.image(x, image), s, s.pitch, (p0 - half) * 2 - 3, -4);
+    __syncthreads();
 #pragma unroll 1
-  for (int first = threadIdx.x; first < CHUNK * ACROSS; first += GROUP * blockDim.x) {
-    Pack found[GROUP];
+    for (int q0 = 0; q0 < s.across; q0 += 16) {
+      T found[2][2][4];
 #pragma unroll
-    for (int k = 0; k < GROUP; k++) {
-      int i = first + k * blockDim.x;
-      found[k] = Pack{};
-      if (i / ACROSS < count) found[k] = *(const Pack *)(dy + (i64)(i / ACROSS) * channels + i % ACROSS * PACK);
-    }
+      for (int n = 0; n < 16; n++) found[n / 8][n / 4 % 2][n % 4] = b ? (T)b[m0 + j * 4 + n / 4 % 2 * 2 + n % 2] : (T)0;
+      const T *line = room + half * 2 * s.pitch + (q0 + i) * 2 + j + 1;
 #pragma unroll
-    for (int k = 0; k < GROUP; k++) {
-      int i = first + k * blockDim.x;
-#ifndef HALVES
+      for (int c = 0; c < 3; c++, line += (SEEN - TAPS - 2) * s.pitch)
 #pragma unroll
-      for (int n = 0; n < PACK; n++) found[k].at[n] = centred(found[k].at[n]);
-#endif
-      if (i < CHUNK * ACROSS) to[i / ACROSS * (APART / PACK) + i % ACROSS] = found[k];
+        for (int u = 0; u < TAPS + 2; u++, line += s.pitch) {
+          T a[4] = {line[0], line[16], line[4], line[20]};
+#pragma unroll
+          for (int n = 0; n < 2; n++) {
+            if (u < TAPS) multiply(found[0][n], a, taps[c * TAPS + u][n]);
+            if (u >= 2) multiply(found[1][n], a, taps[c * TAPS + u - 2][n]);
+          }
+        }
+#pragma unroll
+      for (int n = 0; n < 4; n++) {
+        int p = p0 + n / 2, q = q0 + i + n % 2 * 8, e = n % 2 * 2;
+        const T(&of)[2][4] = found[n / 2];
+        Lot<4> four = {of[0][e], of[0][e + 1], of[1][e], of[1][e + 1]};
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          if (relu && four.at[k] <= 0) four.at[k] = 0;
+        if (p < s.high && q < s.across) store<4>(y, ((image * s.high + p) * s.across + q) * s.channels + m0 + j * 4, four);
+      }
     }
   }
 }
 
 // Gradients for the weights: a block sums up a part of the lines of dy of all images, for the channels that its second number
-// says. With several parts each is written to `partial`; a single one (+)= dw. ACROSS warps share the pairs of taps, those
-// beside them the channels.
-template <int TAPS, int STRIDE, int ACROSS>
-__device__ __forceinline__ void weigh(const D *x, const D *dy, D *dw, T *partial, i64 images, const Dims &dims, int parts,
-                                      bool accumulate) {
-  typedef Kind<TAPS, STRIDE> K;
-  enum { ROWS = ACROSS, OWN = TAPS * K::PAIRS / ACROSS, PIXELS = TAPS * K::PITCH * WORDS };
-  enum { COPIES = WORDS == 2 && STRIDE == 1 ? 2 : 1, BESIDE = PIXELS + 28 };  // in other banks than the first
-  __shared__ Quad pixels[COPIES > 1 ? (BESIDE + PIXELS + 4) / 4 : PIXELS / 4];
-  __shared__ Pack gradients[K::CHUNK * APART / PACK];
+// says. With several parts each is written to `partial`; a single one (+)= dw. A warp finds the taps of 32 channels of y and
+// one of x.
+#define PITCH (2 * CHUNK + 8)
+#define APART (RUN + 8)  // from a number's channels of dy to the next one's: lanes that read at a time find other banks
+extern "C" __global__ void __launch_bounds__(192, 3)
+    weigh_first(const D *x, const D *dy, D *dw, T *partial, i64 images, Dims dims, int parts, int accumulate) {
+  __shared__ Lot<4> shared[(CHUNK * APART + LINES * PITCH) / 4];
+  T *gradients = shared[0].at, *pixels = gradients + CHUNK * APART;
   Sizes s(dims);
-  int lane = threadIdx.x & 31, i = lane / 4, j = lane % 4, warp = threadIdx.x >> 5;
-  int m0 = blockIdx.y * RUN, own = warp / ACROSS * ROWS * 16, chunks = (s.across + K::CHUNK - 1) / K::CHUNK;
-  u32 *words = pixels[0].at, *shifted = COPIES > 1 ? words + BESIDE : nullptr;
-  int places[OWN];  // of pairs of taps, in pixels
-#pragma unroll
-  for (int n = 0; n < OWN; n++) {
-    int pair = warp % ACROSS * OWN + n;
-    places[n] = pair / K::PAIRS * K::PITCH + pair % K::PAIRS * 2 + K::BASE;
-  }
-  T found[ROWS][OWN][4] = {};
+  int i = (threadIdx.x & 31) / 4, j = threadIdx.x & 3, warp = threadIdx.x >> 5, m0 = blockIdx.y * RUN;
+  int half = warp % 2 * 32, c = warp / 2, chunks = (s.across + CHUNK - 1) / CHUNK;
   i64 units = images * s.high * chunks, stop = units * (blockIdx.x + 1) / parts;
+  T found[TAPS][2][4] = {};
 #pragma unroll 1
   for (i64 unit = units * blockIdx.x / parts; unit < stop; unit++) {
     i64 line = quotient(unit, chunks), image = quotient(line, s.high);
-    int q0 = (int)(unit - line * chunks) * K::CHUNK, p = (int)(line - image * s.high);
-    int count = min((int)K::CHUNK, s.across - q0);
+    int q0 = (int)(unit - line * chunks) * CHUNK, p = (int)(line - image * s.high), count = min(CHUNK, s.across - q0);
     const D *from = dy + (line * s.across + q0) * s.channels + m0;
     __syncthreads();
-    fetch_gradients<K::CHUNK>(gradients, from, s.channels, count);
-    fetch_pixels<TAPS, K::PITCH>(words, shifted, s.image(x, image), s, p * STRIDE - K::PAD, q0 * STRIDE - 4);
+    auto get = [&](int k) -> Lot<4> {
+      Lot<4> none = {};
+      return k / (RUN / 4) < count ? load<4>(from, (i64)(k / (RUN / 4)) * s.channels + k % (RUN / 4) * 4) : none;
+    };
+    fetch(gradients, CHUNK * RUN / 4, get, [](int k) { return k / (RUN / 4) * APART + k % (RUN / 4) * 4; });
+    fetch_lines<TAPS>(pixels, s.image(x, image), s, PITCH, p * 2 - 3, q0 * 2 - 4);
     __syncthreads();
 #pragma unroll 1
-    for (int q = 0; q < count; q += 16 * 2 / WORDS) {
-      u32 a[ROWS][4], b[OWN + OWN % 2][2];
-#ifdef HALVES
-      const u16 *rows = (const u16 *)gradients + (q + lane % 8 + lane / 16 * 8) * APART + own + lane / 8 % 2 * 8;
+    for (int q = 0; q < count; q += 8) {
+      const T *at = gradients + (q + j) * APART + half + i, *numbers = pixels + c * TAPS * PITCH + (q + j) * 2 + i + 1;
+      T a[2][4];
 #pragma unroll
-      for (int n = 0; n < ROWS; n++) gather_columns(a[n], rows + n * 16);
-      int pixel = (q + lane % 8 + lane / 8 % 2 * 8) * STRIDE;
-      const u16 *numbers = (const u16 *)(COPIES > 1 && pixel % 2 ? shifted + WORDS : words) + pixel * 4;
+      for (int n = 0; n < 8; n++) a[n / 4][n % 4] = at[n / 4 * 16 + n % 2 * 8 + n % 4 / 2 * 4 * APART];
 #pragma unroll
-      for (int n = 0; n < OWN; n += 2)
-        gather_columns(b[n], numbers + places[lane < 16 || n + 1 == OWN ? n : n + 1] * 4);
-#else
-      const u32 *rows = (const u32 *)gradients + (q + j) * APART + own + i, *numbers = words + (q + j) * STRIDE * WORDS + i;
-#pragma unroll
-      for (int n = 0; n < ROWS * 4; n++) a[n / 4][n % 4] = rows[n / 4 * 16 + n % 2 * 8 + n % 4 / 2 * 4 * APART];
-#pragma unroll
-      for (int n = 0; n < OWN * 2; n++) b[n / 2][n % 2] = numbers[(places[n / 2] + n % 2 * 4 * STRIDE) * WORDS];
-#endif
-#pragma unroll
-      for (int n = 0; n < ROWS * OWN; n++) multiply_words(found[n / OWN][n % OWN], a[n / OWN], b[n % OWN]);
+      for (int r = 0; r < TAPS; r++) {
+        T b[2] = {numbers[r * PITCH], numbers[r * PITCH + 8]};
+        multiply(found[r][0], a[0], b);
+        multiply(found[r][1], a[1], b);
+      }
     }
   }
-  if (partial) partial += (i64)blockIdx.x * s.channels * 3 * TAPS * TAPS;
+  if (partial) partial += (i64)blockIdx.x * s.channels * LINES * TAPS;
 #pragma unroll
-  for (int n = 0; n < ROWS * OWN * 4; n++) {
-    int column = j * 2 + n % 2, c = column % 4, pair = warp % ACROSS * OWN + n / 4 % OWN;
-    int m = m0 + own + n / 4 / OWN * 16 + n % 4 / 2 * 8 + i, tap = pair % K::PAIRS * 2 + column / 4 - 1;
-    int at = ((m * 3 + c) * TAPS + pair / K::PAIRS) * TAPS + tap;
-    T v = found[n / 4 / OWN][n / 4 % OWN][n % 4];
-    if (tap < 0 || c == 3) continue;
-    if (partial) partial[at] = v;
-    else dw[at] = (accumulate ? (T)dw[at] : (T)0) + v;
+  for (int n = 0; n < TAPS * 8; n++) {
+    int m = m0 + half + n / 4 % 2 * 16 + n % 4 / 2 * 8 + i, tap = j * 2 + n % 2, at = (m * LINES + c * TAPS + n / 8) * TAPS + tap;
+    T v = found[n / 8][n / 4 % 2][n % 4];
+    if (tap < TAPS && partial) partial[at] = v;
+    if (tap < TAPS && !partial) dw[at] = (accumulate ? (T)dw[at] : (T)0) + v;
   }
-}
-
-extern "C" __global__ void __launch_bounds__(128, 4)
-    convolve_3(const D *x, const D *w, const D *b, D *y, i64 images, Dims dims, int turned, int relu) {
-  convolve<3, 1>(x, w, b, y, images, dims, turned, relu);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 4)
-    convolve_7(const D *x, const D *w, const D *b, D *y, i64 images, Dims dims, int turned, int relu) {
-  convolve<7, 2>(x, w, b, y, images, dims, turned, relu);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 4)
-    weigh_3(const D *x, const D *dy, D *dw, T *partial, i64 images, Dims dims, int parts, int accumulate) {
-  weigh<3, 1, 2>(x, dy, dw, partial, images, dims, parts, accumulate);
-}
-
-extern "C" __global__ void __launch_bounds__(128, 3)
-    weigh_7(const D *x, const D *dy, D *dw, T *partial, i64 images, Dims dims, int parts, int accumulate) {
-  weigh<7, 2, 4>(x, dy, dw, partial, images, dims, parts, accumulate);
 }
