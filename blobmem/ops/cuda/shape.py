@@ -40,39 +40,50 @@ def _copy_part(part: CudaArray, whole: CudaArray, axis: int, offset: int, into: 
 
 
 class _Joint(NamedTuple):
-    """Rows in which parts lie side by side: elements (or packs), those of a row, and how far each part goes."""
+    """Rows in which parts lie side by side: elements (or packs), those of a row, how many rows are apart, and how far
+    each part goes."""
 
     n: int
     length: int
+    pitch: int
     stops: bytes
 
 
 @functools.lru_cache(4096)
-def _joint(parts: tuple[Shape, ...], axis: int, pack: int) -> _Joint | None:
-    """The rows of parts along an axis, counted in packs; None where these do not fit, for too many, and for one row,
-    whose parts are runs of memory."""
+def _joint(parts: tuple[Shape, ...], axis: int, pack: int, pitch: int) -> _Joint | None:
+    """The rows of parts along an axis, counted in packs, `pitch` elements apart; None where these do not fit, for too
+    many, and for one row, whose parts are runs of memory."""
     rows, widths = prod(parts[0][:axis]), [prod(shape[axis:]) for shape in parts]
     n = rows * sum(widths) // pack
-    if rows == 1 or n >= _INDEX or any(width % pack for width in widths):
+    if rows == 1 or n >= _INDEX or any(width % pack for width in (pitch, *widths)):
         return None
     stops = list(accumulate(width // pack for width in widths))
-    return _Joint(n, stops[-1], dims(tuple(stops)))
+    return _Joint(n, stops[-1], pitch // pack, dims(tuple(stops)))
 
 
 def _copy_parts(parts: Sequence[CudaArray], whole: CudaArray, axis: int, join: bool) -> None:
     """Between `whole` and the parts that it is made of along the axis; `join`: from the parts."""
-    name = "join" if join else "divide"
-    if 1 < len(parts) <= DIMS:
-        addresses, shapes = tuple([part.address for part in parts]), tuple([part.shape for part in parts])
-        is_aligned = not any(address % 16 for address in (whole.address, *addresses))
-        packs = _joint(shapes, axis, 16 // whole.dtype.itemsize) if is_aligned else None
-        joint = packs or _joint(shapes, axis, 1)
-        if joint is not None:
-            n, length, stops = joint
-            name = name if packs is None else f"{name}_packs"
-            _KERNELS.over(whole, name, n, whole, n, length, len(parts), dims(addresses), stops)
-            return
     offset = 0
+    for first in range(0, len(parts), DIMS):
+        some = parts[first : first + DIMS]
+        _copy_some(some, whole, axis, offset, join)
+        offset += sum(part.shape[axis] for part in some)
+
+
+def _copy_some(parts: Sequence[CudaArray], whole: CudaArray, axis: int, offset: int, join: bool) -> None:
+    """The same of some of the parts, the first of which is at `offset`: in one launch, if that can be."""
+    name, inner = "join" if join else "divide", prod(whole.shape[axis + 1 :])
+    if len(parts) > 1:
+        addresses, shapes = tuple([part.address for part in parts]), tuple([part.shape for part in parts])
+        begin, pitch = whole.address + offset * inner * whole.dtype.itemsize, whole.shape[axis] * inner
+        is_aligned = not any(address % 16 for address in (begin, *addresses))
+        packs = _joint(shapes, axis, 16 // whole.dtype.itemsize, pitch) if is_aligned else None
+        joint = packs or _joint(shapes, axis, 1, pitch)
+        if joint is not None:
+            n, length, pitch, stops = joint
+            name = name if packs is None else f"{name}_packs"
+            _KERNELS.over(whole, name, n, begin, n, length, pitch, len(parts), dims(addresses), stops)
+            return
     for part in parts:
         _copy_part(part, whole, axis, offset, join)
         offset += part.shape[axis]

@@ -83,7 +83,14 @@ def test_one_launch_for_all_operands(cuda, launches):
     assert len(launches) == 2  # runs of memory are copied without a kernel
 
 
-@pytest.mark.parametrize("count", [2, 8, 9])
+@pytest.mark.parametrize(("count", "expected"), [(16, 2), (17, 2), (18, 3)])
+def test_a_launch_for_eight_operands_of_many(cuda, launches, count, expected):
+    whole = np.zeros((2, 4 * count), np.float32)
+    cuda.run("slice_forward", whole, *[np.zeros((2, 4), np.float32)] * count, axis=1)
+    assert [name for name in launches if name == "divide_packs"] == ["divide_packs"] * expected
+
+
+@pytest.mark.parametrize("count", [2, 8, 9, 21])
 @pytest.mark.parametrize("inner", [1, 4])
 def test_many_parts_and_some_of_nothing(cuda, rng, count, inner, dtype):
     parts = [rng.normal(size=(3, size % 3, inner)).astype(dtype) for size in range(count)]

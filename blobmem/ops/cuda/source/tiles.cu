@@ -21,10 +21,10 @@ extern "C" __global__ void sum_by_warps(const D *dy, D *dx, i64 n, i64 tiles, i6
   if ((threadIdx.x & 31) == 0) dx[i] = (T)sum;
 }
 
-// Parts, at most 8, that lie side by side in the rows of `whole`, part p up to column stops[p]; n elements in rows of
-// `length`. An element is an E.
+// Parts, at most 8, that lie side by side in `length` columns of the rows of `whole`, part p up to the stops[p]-th of these;
+// n elements in all. Rows are `pitch` elements apart. An element is an E.
 template <bool JOIN, class E>
-__device__ __forceinline__ void copy_parts(E *whole, u32 n, u32 length, int count, const Dims &parts,
+__device__ __forceinline__ void copy_parts(E *whole, u32 n, u32 length, u32 pitch, int count, const Dims &parts,
                                            const Dims &stops) {
 #pragma unroll 1
   FOR(i, n) {
@@ -37,27 +37,27 @@ __device__ __forceinline__ void copy_parts(E *whole, u32 n, u32 length, int coun
         start = stop;
         stop = stops.at[p];
       }
-    E *there = (E *)part + row * (stop - start) + (column - start);
+    E *there = (E *)part + row * (stop - start) + (column - start), *here = whole + (i64)row * pitch + column;
     if (JOIN)
-      whole[i] = *there;
+      *here = *there;
     else
-      *there = whole[i];
+      *there = *here;
   }
 }
 
-extern "C" __global__ void join(D *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
-  copy_parts<true>(whole, n, length, count, parts, stops);
+extern "C" __global__ void join(D *whole, unsigned n, unsigned length, unsigned pitch, int count, Dims parts, Dims stops) {
+  copy_parts<true>(whole, n, length, pitch, count, parts, stops);
 }
 
-extern "C" __global__ void divide(D *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
-  copy_parts<false>(whole, n, length, count, parts, stops);
+extern "C" __global__ void divide(D *whole, unsigned n, unsigned length, unsigned pitch, int count, Dims parts, Dims stops) {
+  copy_parts<false>(whole, n, length, pitch, count, parts, stops);
 }
 
 // The same with 16 bytes as an element.
-extern "C" __global__ void join_packs(D *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
-  copy_parts<true>((Pack *)whole, n, length, count, parts, stops);
+extern "C" __global__ void join_packs(D *whole, unsigned n, unsigned length, unsigned pitch, int count, Dims parts, Dims stops) {
+  copy_parts<true>((Pack *)whole, n, length, pitch, count, parts, stops);
 }
 
-extern "C" __global__ void divide_packs(D *whole, unsigned n, unsigned length, int count, Dims parts, Dims stops) {
-  copy_parts<false>((Pack *)whole, n, length, count, parts, stops);
+extern "C" __global__ void divide_packs(D *whole, unsigned n, unsigned length, unsigned pitch, int count, Dims parts, Dims stops) {
+  copy_parts<false>((Pack *)whole, n, length, pitch, count, parts, stops);
 }
