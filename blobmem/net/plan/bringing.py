@@ -11,7 +11,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.net.plan import state
 from blobmem.net.plan.places import unseen
-from blobmem.net.plan.products import divided
+from blobmem.net.plan.products import divided, piece_within
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.updates import apart, gradients_first, spread
 from blobmem.net.plan.uses import moved
@@ -44,18 +44,19 @@ def bring_state(net: Net, made: Made, anywhere: bool = False) -> Made:
     exact, updates = getattr(net.device, "deterministic", True), net.updates_in_backward
     forward, backward, absent, remade = made.forward, made.backward, made.absent, made.remade
     arrays, times = list[Blob](), Times(net.device)
+    piece = piece_within(net.device.most_bytes, net.spread > 0)
     if updates:
         backward = gradients_first(backward, net.brings)
     if not exact:  # fewer rows of a product may have other bits
-        forward, to, ahead_arrays = divided(forward, net.brings, layers)
-        backward, _, back_arrays = divided(backward, net.brings, layers)
+        forward, to, ahead_arrays = divided(forward, net.brings, layers, piece)
+        backward, _, back_arrays = divided(backward, net.brings, layers, piece)
         arrays, remade = [*ahead_arrays, *back_arrays], moved(remade, to)
     if updates:
         free = set[SyncedMemory]()
         if not exact:
             free = unseen(halves(net, {*memories(backward)}, params=True)).difference(made.kept)
-        over = 1.0 if net.spread else 0.0
-        backward, gradients, gone = spread(backward, places(forward, backward)[1], net.brings, times, over, free)
+        over, joints = 1.0 if net.spread else 0.0, places(forward, backward)[1]
+        backward, gradients, gone = spread(backward, joints, net.brings, times, over, piece, free)
         arrays, absent = [*arrays, *gradients], {*absent, *gone}
     ahead, back = (
         state.bring(calls, apart(calls, at, net.brings), net.device, net.brings, layers)

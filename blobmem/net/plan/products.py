@@ -18,6 +18,12 @@ from blobmem.ops.call import Call, Operand, call, like, overwrite, read
 PIECE = 8 << 20
 """Bytes of an array that come, or come and go, at a time; of larger ones equal parts."""
 
+LARGER = 4
+"""At most so many times as large are pieces where updates are spread: calls on these take less time in all."""
+
+PIECES = 64
+"""A device has room for so many of these."""
+
 
 class Divided(NamedTuple):
     """Calls, products by evicted weights in pieces.
@@ -33,20 +39,28 @@ class Divided(NamedTuple):
     arrays: list[Blob]
 
 
-def divided(calls: Sequence[Call], evicted: Container[SyncedMemory], together: Sequence[tuple[int, int]]) -> Divided:
-    """The calls, with products by these memories in pieces but for those of layers `together`, the first and the last
-    of each run: these use what is brought once."""
+def piece_within(most: int | None, spread: bool) -> int:
+    """The bytes of a piece on a device that may hold so many; a small one where updates are not spread, as little room
+    counts most there."""
+    return PIECE if most is None or not spread else min(max(PIECE, most // PIECES), LARGER * PIECE)
+
+
+def divided(
+    calls: Sequence[Call], evicted: Container[SyncedMemory], together: Sequence[tuple[int, int]], nbytes: int
+) -> Divided:
+    """The calls, with products by these memories in pieces of so many bytes but for those of layers `together`, the
+    first and the last of each run: these use what is brought once."""
     result, moved, arrays = list[Call](), list[int](), list[Blob]()
     for each in calls:
         whole = any(first <= each.layer <= last for first, last in together)
-        made = None if whole or each.once else _in_pieces(each, evicted)
+        made = None if whole or each.once else _in_pieces(each, evicted, nbytes)
         result += [each] if made is None else made[0]
         arrays += [] if made is None else made[1]
         moved.append(len(result) - 1)
     return Divided(result, moved, arrays)
 
 
-def _in_pieces(each: Call, evicted: Container[SyncedMemory]) -> tuple[list[Call], list[Blob]] | None:
+def _in_pieces(each: Call, evicted: Container[SyncedMemory], nbytes: int) -> tuple[list[Call], list[Blob]] | None:
     """A product as several, and the arrays between them; None if it is none by large evicted weights."""
     if each.op == "inner_product_forward":
         divide, params = _forward, each.operands[1:3]
@@ -57,7 +71,7 @@ def _in_pieces(each: Call, evicted: Container[SyncedMemory]) -> tuple[list[Call]
     weights = each.operand(1)
     if each.attributes["transpose"] or weights.memory not in evicted or weights.part is not None:
         return None
-    count = pieces_of(*(one for one in params if one is not None))
+    count = pieces_of(nbytes, *(one for one in params if one is not None))
     return divide(each, count) if count > 1 else None
 
 
@@ -88,12 +102,10 @@ def _part(operand: Operand | None, index: int, count: int) -> Operand | None:
     return None if operand is None else dataclasses.replace(operand, part=(index, count), shape=None)
 
 
-def pieces_of(*arrays: Operand, larger: int = 1) -> int:
-    """Into how many equal parts arrays are divided together, of which the first is the largest: 1 if it is small.
-
-    Parts are of `PIECE`, or so many times as large.
-    """
-    counts = range(1, arrays[0].nbytes // (PIECE * larger) + 1)
+def pieces_of(nbytes: int, *arrays: Operand) -> int:
+    """Into how many equal parts, of so many bytes or more, arrays are divided together, of which the first is the
+    largest: 1 if it is small."""
+    counts = range(1, arrays[0].nbytes // nbytes + 1)
     return max((count for count in counts if all(_may_divide(each, count) for each in arrays)), default=1)
 
 

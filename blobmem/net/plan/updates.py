@@ -72,6 +72,7 @@ def spread(
     evicted: Set[SyncedMemory],
     times: Times,
     over: float,
+    nbytes: int,
     free: Container[SyncedMemory] = (),
 ) -> Spread:
     """The calls of backward, with updates of what is evicted in pieces, which take little room.
@@ -84,6 +85,7 @@ def spread(
         over: which part of the time that there is after them they are spread over, for pieces to come and go all the
             while; 0 if they come one right after another, so that gradients do not last, and each right behind the
             gradient of the data by its piece, which need not come twice then.
+        nbytes: of a piece.
         free: memories of gradients that may be made in pieces, too, each before its update.
     """
     updates = [
@@ -93,7 +95,9 @@ def spread(
     ]
     products = {} if over else _products_in_pieces(backward, evicted)
     made = _Gradients(backward, free, products)
-    pieces = [(at, piece) for at, each in updates for piece in _in_pieces(each, evicted, made.may_be_in_pieces(each))]
+    pieces = [
+        (at, piece) for at, each in updates for piece in _in_pieces(each, evicted, nbytes, made.may_be_in_pieces(each))
+    ]
     if not pieces:
         return Spread([*backward], [], set())
     sizes = [sum(each.nbytes for each in piece.present() if each.memory in evicted) for _, piece in pieces]
@@ -232,11 +236,11 @@ def apart(calls: Sequence[Call], joints: Sequence[int], evicted: Container[Synce
     return sorted({*joints, *chain.from_iterable((at, at + 1) for at in pieces)})
 
 
-def _in_pieces(update: Call, evicted: Container[SyncedMemory], with_gradient: bool) -> list[Call]:
+def _in_pieces(update: Call, evicted: Container[SyncedMemory], nbytes: int, with_gradient: bool) -> list[Call]:
     """An update as several, of equal parts of its arrays; smaller ones if its gradient is made in these, too."""
     largest = max((each for each in update.present() if each.memory in evicted), key=lambda each: each.view.nbytes)
     alike = all(operand.blob.shape == largest.blob.shape for operand in update.present())
-    count = pieces_of(largest, larger=1 if with_gradient else ALONE) if alike else 1
+    count = pieces_of(nbytes if with_gradient else ALONE * nbytes, largest) if alike else 1
     return [
         dataclasses.replace(
             update,

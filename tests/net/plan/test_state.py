@@ -405,6 +405,13 @@ def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
     assert all(home.cpu_capacity == home.views()[0].nbytes for home in homes)
 
 
+@pytest.mark.parametrize("spread", [True, False])
+@pytest.mark.parametrize(("room", "larger"), [(None, 1), (64, 1), (128, 2), (1 << 20, 4)])
+def test_pieces_are_larger_where_there_is_room_and_they_are_spread(room, spread, larger):
+    most = None if room is None else room * products.PIECE
+    assert products.piece_within(most, spread) == (larger if spread else 1) * products.PIECE
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("spread", [True, False])
 def test_a_gradient_of_an_inner_product_is_made_in_pieces(monkeypatch, order, spread):
