@@ -138,7 +138,7 @@ class Compilation:
         self._short = False  # there is no room for the usual calls
         self._evicted: list[SyncedMemory] = []  # parameters and what a solver keeps, for this net's plan
         self.brings: set[SyncedMemory] = set()
-        self._spread = 0.0
+        self._spread, self._paced = 0.0, False
         self._loss_scale: Blob | None = None
         self.streams, self.open_streams, self.untimed = 1, None, False
         self._timed: list[tuple[int, ...]] = []  # the shapes for which calls were timed last
@@ -276,6 +276,11 @@ class Compilation:
         arrays may take beside what comes and goes; else 0."""
         return self._spread if self._updates is not None else 0.0
 
+    @property
+    def paced(self) -> bool:
+        """Whether they are spread over no more of it than copies of what is evicted make do with."""
+        return self._paced
+
     def _joints(
         self, forward: Sequence[Call], backward: Sequence[Call], passing: set[SyncedMemory]
     ) -> tuple[Sequence[int], Sequence[int]]:
@@ -298,11 +303,11 @@ class Compilation:
         updates = self.updater()
         return () if updates is None else updates()
 
-    def evict_state(self, state: Mapping[SyncedMemory, int], spread: float = 0.0) -> None:
+    def evict_state(self, state: Mapping[SyncedMemory, int], spread: float = 0.0, paced: bool = False) -> None:
         """Let these parameters, their gradients and what a solver keeps, and no others, be evicted for as long as the
         plan holds that is being made, each but for so many first bytes; not those that somebody uses on the device.
-        `spread` is as the attribute."""
-        self._spread = spread
+        `spread` and `paced` are as the attributes."""
+        self._spread, self._paced = spread, paced
         for memory in self._evicted:
             memory.evicted, memory.staying = False, 0
         self._evicted, self._planned = [memory for memory in state if memory.leave_device()], []

@@ -55,7 +55,8 @@ def bring_state(net: Net, made: Made, anywhere: bool = False) -> Made:
         free = set[SyncedMemory]()
         if not exact:
             free = unseen(halves(net, {*memories(backward)}, params=True)).difference(made.kept)
-        over, joints = 1.0 if net.spread else 0.0, places(forward, backward)[1]
+        over = 0.0 if not net.spread else None if net.paced else 1.0
+        joints = places(forward, backward)[1]
         backward, gradients, gone = spread(backward, joints, net.brings, times, over, piece, free)
         arrays, absent = [*arrays, *gradients], {*absent, *gone}
     ahead, back = (

@@ -67,7 +67,7 @@ SPREADS = (0.9, 0.8)
 it stays."""
 
 ALL = 1.0
-"""The same beside slices abreast: rounds leave gaps (`ways.PACKED`)."""
+"""The same beside slices abreast, as rounds leave gaps (`ways.PACKED`), and for little state, in few pieces."""
 
 STAYING = (0.125, 0.25, 0.375)
 """Parts of the room that are tried for state that stays, while more makes it less."""
@@ -228,8 +228,8 @@ class _Search:
 
     def _try_levels(self, sliced: bool) -> None:
         """Evict more and more state: with updates spread, and where they are, too, if that was a help or the best so
-        far has them there. If nothing fits, all of it first, which needs least, and with updates where they are if
-        spread ones are no help."""
+        far has them there; where it is little, with updates where they are, and spread as copies of it allow. If
+        nothing fits, all of it first, which needs least, and with updates where they are if spread ones are no help."""
         if sliced and self._exact:
             self._try((), False, sliced)
         needed = self._best.requested if isinstance(self._best, OutOfDeviceMemory) else 0
@@ -243,6 +243,8 @@ class _Search:
             if needed - sum(each.size for each in level) > (self._net.device.most_bytes or 0):
                 continue
             better = self._try(level, self._much, sliced)
+            if not (self._much or self._many) and self._is_slow:
+                self._try(level, True, sliced, paced=True)
             plain = sliced and self._is_plain
             helps = better or plain if not needed else not better and level is not self._levels[-1]
             if self._much and helps:
@@ -250,9 +252,10 @@ class _Search:
             if self._many and not sliced and not needed and not better:
                 break  # to evict more would take longer still
 
-    def _try(self, level: Sequence[_Candidate], spread: bool, sliced: bool) -> bool:
+    def _try(self, level: Sequence[_Candidate], spread: bool, sliced: bool, paced: bool = False) -> bool:
         """Whether with so much evicted there is a better one, which then is the best."""
-        self._net.evict_state({each.memory: 0 for each in level}, SPREADS[0] if spread else 0.0)
+        room = ALL if paced else SPREADS[0]
+        self._net.evict_state({each.memory: 0 for each in level}, room if spread else 0.0, paced)
         found, before = _in_less(self._net, self._good, self._best if sliced else None), self._best
         if isinstance(found, Made) and found.ms < getattr(self._fastest.get(len(found.state)), "ms", math.inf):
             self._fastest[len(found.state)] = found
@@ -267,7 +270,7 @@ def _split(net: Net, found: Made, good: float) -> Made:
     """The calls, with runs in slices as several, each in as many as it wants, while that makes them take less time."""
     best = found
     while best.sliced is not None and best.ms > good:
-        net.evict_state(best.state, best.spread)
+        net.evict_state(best.state, best.spread, best.paced)
         better = best
         for several in splits(net, best.sliced.runs):
             before = math.inf
@@ -296,13 +299,13 @@ def _staying(net: Net, found: Made, good: float) -> Made:
     room, state, slices, best = room_of(net, found), dict.fromkeys(found.state, 0), None, found
     if found.sliced is not None:
         slices = _or_longer(net, [times_as_many(found.sliced.runs, more) for more in (1, 2)], True)
-    for spread in SPREADS if found.spread else (0.0,):
+    for spread in (found.spread,) if found.paced or not found.spread else SPREADS:
         before = math.inf
         for part in STAYING:
             stays = staying(copies, part * room)
             if not any(stays.values()):
                 continue
-            net.evict_state(state | stays, spread)
+            net.evict_state(state | stays, spread, found.paced)
             tried = _fits(net, net._made(streams=1), good, slices)
             if not isinstance(tried, Made) or tried.ms >= before or is_torn([*tried.forward, *tried.backward]):
                 break  # there is too little room beside
@@ -382,7 +385,8 @@ def _fits(
     except OutOfDeviceMemory as error:
         return error.with_traceback(None)
     for each in found:
-        each.state, each.spread = {memory: memory.staying for memory in net._evicted}, net.spread
+        each.state = {memory: memory.staying for memory in net._evicted}
+        each.spread, each.paced = net.spread, net.paced
     first = found[0].sliced
     comes = net._evicted or (first is not None and first.given)
     return min((sooner(net, each) for each in found), key=_rank) if comes else found[0]

@@ -96,7 +96,8 @@ class Kept:
             "rooms": [(layer, op, nbytes) for (layer, op), nbytes in recipe.rooms],
             "moves": recipe.moves and [recipe.moves[0], *([*each.items()] for each in recipe.moves[1:])],
             "state": [(number[memory], staying) for memory, staying in found.state.items()],
-            "spread": found.spread, "ms": found.ms, "calls": [len(found.forward), len(found.backward)],
+            "spread": found.spread, "paced": found.paced, "ms": found.ms,
+            "calls": [len(found.forward), len(found.backward)],
         }  # fmt: skip
         net.take_abreast(None)
         keep(self._path, json.dumps(content, default=int).encode())  # NumPy's integers, too
@@ -137,7 +138,8 @@ class Kept:
         """The calls that came about so, drafted and reckoned."""
         net, times = self._net, Times(self._net.device)
         abreast = None if content["abreast"] is None else Abreast(*content["abreast"])
-        net.evict_state({self._state[at]: staying for at, staying in content["state"]}, content["spread"])
+        state = {self._state[at]: staying for at, staying in content["state"]}
+        net.evict_state(state, content["spread"], content["paced"])
         net.take_abreast(abreast)
         less = None if content["less"] is None else self._unpacked(content["less"], abreast)
         division = tuple(Division(*each) for each in content["division"])
@@ -152,7 +154,8 @@ class Kept:
             net._have(way.made)
             away = [way.found[at] for at in content["away"]]
             made = without(net, way, away, times, content["enough"], content["room"])
-        made.state, made.spread = {memory: memory.staying for memory in net._evicted}, net.spread
+        made.state = {memory: memory.staying for memory in net._evicted}
+        made.spread, made.paced = net.spread, net.paced
         if content["calls"] != [len(made.forward), len(made.backward)]:
             return None  # by other times some state stays between two uses, or does not
         if content["moves"] is not None:
