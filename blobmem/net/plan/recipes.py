@@ -77,6 +77,8 @@ class Kept:
     def _found(self) -> Made | None:
         try:
             content = json.loads(self._path.read_bytes())
+            if not math.isclose(content["usual_ms"], self._usual_ms(), rel_tol=SAME):
+                return None  # by other times its updates and copies may be elsewhere
             found = self._made(content)
             if found is None or not math.isclose(found.ms, content["ms"], rel_tol=SAME):
                 return None
@@ -96,11 +98,14 @@ class Kept:
             "rooms": [(layer, op, nbytes) for (layer, op), nbytes in recipe.rooms],
             "moves": recipe.moves and [recipe.moves[0], *([*each.items()] for each in recipe.moves[1:])],
             "state": [(number[memory], staying) for memory, staying in found.state.items()],
-            "spread": found.spread, "paced": found.paced, "ms": found.ms,
+            "spread": found.spread, "paced": found.paced, "ms": found.ms, "usual_ms": self._usual_ms(),
             "calls": [len(found.forward), len(found.backward)],
         }  # fmt: skip
         net.take_abreast(None)
         keep(self._path, json.dumps(content, default=int).encode())  # NumPy's integers, too
+
+    def _usual_ms(self) -> float:
+        return reckon(self._usual.places, Times(self._net.device)).ms
 
     def _packed(self, recipe: Recipe) -> Mapping[str, Any]:
         """By what less is in use, in numbers."""

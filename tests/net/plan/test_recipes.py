@@ -145,13 +145,17 @@ def test_another_process_has_the_same_plan_without_a_search(
 
 
 def test_times_that_are_others_by_now_are_searched_for(monkeypatch, folder, searches):
-    limit = limit_of("chain", 0.3)
+    """Before calls are made of what was found by others, whose updates and copies may be elsewhere."""
+    limit, made, recalled = limit_of("chain", 0.3), recipes.Kept._made, []
+    monkeypatch.setattr(recipes.Kept, "_made", lambda self, content: recalled.append(1) or made(self, content))
     for rate in (1e9, 1e8):
         monkeypatch.setattr(times, "MEMORY", rate)
         searches.clear()
+        recalled.clear()
         trained("chain", limit)
+        assert len(searches) == 1 and not recalled
         trained("chain", limit)
-        assert len(searches) == 1
+        assert len(searches) == 1 and recalled
     assert len([*folder.glob("*.json")]) == 1
 
 
