@@ -107,6 +107,7 @@ def _high_and_across(x: Any, w: Any) -> tuple[int, int]:
 
 
 def _sizes(x: Any, w: Any) -> tuple[int, ...]:
+    """Dims of the sources; the last one is of conv_first.cu alone."""
     high, across = _high_and_across(x, w)
     return x.shape[2], x.shape[3], high, across, w.shape[0], -(-across // 16) * 32 + 8
 

@@ -1,9 +1,10 @@
 #include "common.cuh"
 #include "mma.cuh"
 
-// The convolution of 7 x 7 taps, two pixels apart and padded by three, that large images of three channels meet first: from
-// planes to channels last, as products of matrices on tensor cores. One of the matrices are runs of eight numbers of a
-// line of the image, as they lie in shared memory, which meet the seven taps of a line of a kernel and a zero.
+// The convolution of 7 x 7 taps, two pixels apart and padded by three, that large images of three channels meet first, of
+// floats: from planes to channels last, as products of matrices on tensor cores (others: conv_pixels.cu). One of the matrices
+// are runs of eight numbers of a line of the image, as they lie in shared memory, which meet the seven taps of a line of a
+// kernel and a zero.
 //
 // Dims are: sizes (height and width of x, height and width of y, channels of y, numbers of a line of x in shared memory).
 // The width of x is a multiple of 4, channels of y are one of RUN.

@@ -31,16 +31,12 @@ __device__ __forceinline__ void multiply(T *found, const T *a, const T *b) {
 // The same where a and b are as words: of 16 x 8 and 8 x 8 of these, each of which is a number, or of halves two neighbours.
 #if !defined(HALVES)
 __device__ __forceinline__ void multiply_words(T *found, const u32 *a, const u32 *b) {
-#ifdef PLAIN
   T left[4], right[2];
+#pragma unroll
   for (int k = 0; k < 4; k++) left[k] = (T)__uint_as_float(a[k]);
+#pragma unroll
   for (int k = 0; k < 2; k++) right[k] = (T)__uint_as_float(b[k]);
   multiply(found, left, right);
-#else
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(found[0]), "+f"(found[1]), "+f"(found[2]), "+f"(found[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
 }
 #elif defined(EMULATED) || __CUDA_ARCH__ < 800
 __device__ __noinline__ void multiply_words(T *found, const u32 *a, const u32 *b) {
