@@ -27,6 +27,11 @@ MATHS = ("fp32", "tf32")
 _LARGE = 64 << 20  # bytes, of which it is found out first whether the card has them
 
 
+def takes_tensor_cores(dtype: np.dtype, math: str) -> bool:
+    """Whether tensor cores multiply numbers of a dtype with a device's `math`."""
+    return is_half(dtype) or (dtype == np.float32 and math == "tf32")
+
+
 class CudaDevice(Device):
     """A GPU, through the CUDA context that is current when this is made, or the GPU's primary one.
 
@@ -97,7 +102,7 @@ class CudaDevice(Device):
 
     def on_tensor_cores(self, dtype: np.dtype) -> bool:
         """Whether products of a dtype run on tensor cores here; those of float32 only if of ten bits of each factor."""
-        return self.context.capability >= (8, 0) and (is_half(dtype) or (dtype == np.float32 and self.math == "tf32"))
+        return self.context.capability >= (8, 0) and takes_tensor_cores(dtype, self.math)
 
     @property
     def lost(self) -> bool:

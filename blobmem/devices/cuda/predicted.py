@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from blobmem.devices.cuda.device import CudaDevice
+from blobmem.devices.cuda.device import CudaDevice, takes_tensor_cores
 from blobmem.devices.simulated import SimulatedDevice
-from blobmem.dtypes import is_half
 
 
 class PredictedCuda(SimulatedDevice):
@@ -37,4 +36,4 @@ class PredictedCuda(SimulatedDevice):
 
     def on_tensor_cores(self, dtype: np.dtype) -> bool:
         """As a `CudaDevice`'s: on every model of which files are known."""
-        return is_half(dtype) or (dtype == np.float32 and self.math == "tf32")
+        return takes_tensor_cores(dtype, self.math)

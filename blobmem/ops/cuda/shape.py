@@ -55,7 +55,7 @@ def _joint(parts: tuple[Shape, ...], axis: int, pack: int, pitch: int) -> _Joint
     many, and for one row, whose parts are runs of memory."""
     rows, widths = prod(parts[0][:axis]), [prod(shape[axis:]) for shape in parts]
     n = rows * sum(widths) // pack
-    if rows == 1 or n >= _INDEX or any(width % pack for width in (pitch, *widths)):
+    if rows == 1 or max(n, pitch) >= _INDEX or any(width % pack for width in (pitch, *widths)):
         return None
     stops = list(accumulate(width // pack for width in widths))
     return _Joint(n, stops[-1], pitch // pack, dims(tuple(stops)))
