@@ -244,7 +244,7 @@ class _Search:
                 continue
             better = self._try(level, self._much, sliced)
             if not (self._much or self._many) and self._is_slow:
-                self._try(level, True, sliced, paced=True)
+                self._try(level, True, sliced)
             plain = sliced and self._is_plain
             helps = better or plain if not needed else not better and level is not self._levels[-1]
             if self._much and helps:
@@ -252,10 +252,10 @@ class _Search:
             if self._many and not sliced and not needed and not better:
                 break  # to evict more would take longer still
 
-    def _try(self, level: Sequence[_Candidate], spread: bool, sliced: bool, paced: bool = False) -> bool:
+    def _try(self, level: Sequence[_Candidate], spread: bool, sliced: bool) -> bool:
         """Whether with so much evicted there is a better one, which then is the best."""
-        room = ALL if paced else SPREADS[0]
-        self._net.evict_state({each.memory: 0 for each in level}, room if spread else 0.0, paced)
+        room = SPREADS[0] if self._much else ALL
+        self._net.evict_state({each.memory: 0 for each in level}, room if spread else 0.0, spread and not self._much)
         found, before = _in_less(self._net, self._good, self._best if sliced else None), self._best
         if isinstance(found, Made) and found.ms < getattr(self._fastest.get(len(found.state)), "ms", math.inf):
             self._fastest[len(found.state)] = found

@@ -82,7 +82,7 @@ def test_gradient_for_weights(cuda, rng, taps, images, plane, outputs, accumulat
     x, w, _, dy = arrays(rng, taps, images, plane, outputs, dtype)
     dw = w.copy() if accumulate else np.zeros_like(w)
     host("conv_backward_weights", taps, x, dy, dw, accumulate=accumulate)
-    for room in (None, 3 * 4 * w.size, 0):  # all parts, three and one
+    for room in (None, 3 * w.nbytes, 0):  # all parts, three and one
         given = [x, last(dy), w if accumulate else np.full_like(w, np.nan)]
         given = [each.astype(dtypes.of(dtype)) for each in given]
         attributes = {"accumulate": accumulate, "layout": LAYOUT, "room": room, **WINDOWS[taps]}
