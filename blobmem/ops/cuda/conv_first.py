@@ -18,7 +18,7 @@ from blobmem.ops.cuda.conv_small import add_partial
 from blobmem.ops.cuda.launch import Kernels
 
 _WINDOWS = {3: ((1, 1), (1, 1), (1, 1), 1), 7: ((2, 2), (3, 3), (1, 1), 1)}  # by taps each way
-_RUN = 64  # channels of y that a block looks after (RUN in the sources)
+_RUN = 64  # channels of y that a block looks after (RUN in conv_first.cuh)
 
 
 class _Kind(NamedTuple):
@@ -107,9 +107,9 @@ def _high_and_across(x: Any, w: Any) -> tuple[int, int]:
 
 
 def _sizes(x: Any, w: Any) -> tuple[int, ...]:
-    """Dims of the sources; the last one is of conv_first.cu alone."""
+    """Dims of the sources."""
     high, across = _high_and_across(x, w)
-    return x.shape[2], x.shape[3], high, across, w.shape[0], -(-across // 16) * 32 + 8
+    return x.shape[2], x.shape[3], high, across, w.shape[0]
 
 
 def _parts(x: Any, w: Any, most: int | None) -> int:

@@ -1,17 +1,14 @@
 #include "common.cuh"
+#include "conv_first.cuh"
 #include "mma.cuh"
 
 // The convolution of 7 x 7 taps, two pixels apart and padded by three, that large images of three channels meet first, of
 // floats: from planes to channels last, as products of matrices on tensor cores (others: conv_pixels.cu). One of the matrices
 // are runs of eight numbers of a line of the image, as they lie in shared memory, which meet the seven taps of a line of a
 // kernel and a zero.
-//
-// Dims are: sizes (height and width of x, height and width of y, channels of y, numbers of a line of x in shared memory).
-// The width of x is a multiple of 4, channels of y are one of RUN.
 
 #define TAPS 7
 #define LINES (3 * TAPS)  // of taps, of a kernel
-#define RUN 64  // channels of y that a block makes
 #ifdef DOUBLE
 #define SHARED 6144  // numbers in shared memory
 #define CHUNK 24  // numbers of a line of dy that a block takes at a time
@@ -19,14 +16,6 @@
 #define SHARED 12288
 #define CHUNK 56
 #endif
-
-struct Sizes {
-  int height, width, high, across, channels, pitch;
-  __device__ __forceinline__ Sizes(const Dims &sizes)
-      : height((int)sizes.at[0]), width((int)sizes.at[1]), high((int)sizes.at[2]), across((int)sizes.at[3]),
-        channels((int)sizes.at[4]), pitch((int)sizes.at[5]) {}
-  __device__ __forceinline__ const D *image(const D *x, i64 image) const { return x + image * 3 * height * width; }
-};
 
 // Shared memory gets `count` runs of four numbers: run i what get(i) gives goes to to + put(i). Several are on their way at
 // once.
@@ -90,23 +79,23 @@ extern "C" __global__ void __launch_bounds__(256, 2)
       int at = turned ? tap * 3 + c : c * TAPS * TAPS + tap;
       taps[line][n / 2][n % 2] = j + n % 2 * 4 < TAPS ? centred(w[m * LINES * TAPS + at]) : (T)0;
     }
-  int bands = (s.high + BAND - 1) / BAND;
+  int bands = (s.high + BAND - 1) / BAND, pitch = (s.across + 15) / 16 * 32 + 8;  // of a line of x in shared memory
   for (i64 unit = blockIdx.x; unit < images * bands; unit += gridDim.x) {
     i64 image = quotient(unit, bands);
     int p0 = (int)(unit - image * bands) * BAND + half;
     __syncthreads();
-    fetch_lines<SEEN>(room, s.image(x, image), s, s.pitch, (p0 - half) * 2 - 3, -4);
+    fetch_lines<SEEN>(room, s.image(x, image), s, pitch, (p0 - half) * 2 - 3, -4);
     __syncthreads();
 #pragma unroll 1
     for (int q0 = 0; q0 < s.across; q0 += 16) {
       T found[2][2][4];
 #pragma unroll
       for (int n = 0; n < 16; n++) found[n / 8][n / 4 % 2][n % 4] = b ? (T)b[m0 + j * 4 + n / 4 % 2 * 2 + n % 2] : (T)0;
-      const T *line = room + half * 2 * s.pitch + (q0 + i) * 2 + j + 1;
+      const T *line = room + half * 2 * pitch + (q0 + i) * 2 + j + 1;
 #pragma unroll
-      for (int c = 0; c < 3; c++, line += (SEEN - TAPS - 2) * s.pitch)
+      for (int c = 0; c < 3; c++, line += (SEEN - TAPS - 2) * pitch)
 #pragma unroll
-        for (int u = 0; u < TAPS + 2; u++, line += s.pitch) {
+        for (int u = 0; u < TAPS + 2; u++, line += pitch) {
           T a[4] = {line[0], line[16], line[4], line[20]};
 #pragma unroll
           for (int n = 0; n < 2; n++) {

@@ -1,27 +1,17 @@
 #include "common.cuh"
+#include "conv_first.cuh"
 #include "mma.cuh"
 
 // Convolutions of images of three channels, from planes to channels last, as products of matrices on tensor cores. In shared
 // memory a pixel is four numbers, of which the last is zero, and a line of a kernel is one tap more, whose weights are zero,
 // in front of the others: so what the products take lies at multiples of a pixel, or two.
-//
-// Dims are: sizes (height and width of x, height and width of y, channels of y). Channels of y are a multiple of RUN.
 
-#define RUN 64     // channels of y that a block looks after
-#define CHUNK 112  // numbers of a line of y that it makes at a time
+#define CHUNK 112  // numbers of a line of y that a block makes at a time
 #ifdef HALVES
 #define WORDS 2  // of a pixel
 #else
 #define WORDS 4
 #endif
-
-struct Sizes {
-  int height, width, high, across, channels;
-  __device__ __forceinline__ Sizes(const Dims &sizes)
-      : height((int)sizes.at[0]), width((int)sizes.at[1]), high((int)sizes.at[2]), across((int)sizes.at[3]),
-        channels((int)sizes.at[4]) {}
-  __device__ __forceinline__ const D *image(const D *x, i64 image) const { return x + image * 3 * height * width; }
-};
 
 // TAPS x TAPS taps, STRIDE pixels apart, padded by half of them: a line of pixels in shared memory begins four in front of
 // those below the first number of y, the taps of this one (and the one of zeros) BASE pixels behind that.
