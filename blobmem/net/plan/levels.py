@@ -213,23 +213,17 @@ class _Search:
         """Whether the best does not fit, or takes long."""
         return not isinstance(self._best, Made) or self._best.ms > self._good
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether the best evicts state, with updates where they are."""
-        best = self._best
-        return isinstance(best, Made) and bool(best.state) and not best.spread
-
     def _may_be(self, sliced: bool) -> bool:
-        """Whether there may be a better one in slices, or without: not if the best is of the other kind, but for slices
-        where that is slow."""
+        """Whether there may be a better one in slices, or without: not if the best is of the other kind, but where that
+        is slow."""
         if not isinstance(self._best, Made) or sliced == (self._best.sliced is not None):
             return True
-        return sliced and self._is_slow and self._much and not self._many and not self._exact
+        return self._is_slow and self._much and not self._many and not self._exact
 
     def _try_levels(self, sliced: bool) -> None:
-        """Evict more and more state: with updates spread, and where they are, too, if that was a help or the best so
-        far has them there; where it is little, with updates where they are, and spread as copies of it allow. If
-        nothing fits, all of it first, which needs least, and with updates where they are if spread ones are no help."""
+        """Evict more and more state: with updates spread, and where they are, too, but of many calls only if that was a
+        help; where it is little, with updates where they are, and spread as copies of it allow. If nothing fits, all of
+        it first, which needs least, and with updates where they are if spread ones are no help."""
         if sliced and self._exact:
             self._try((), False, sliced)
         needed = self._best.requested if isinstance(self._best, OutOfDeviceMemory) else 0
@@ -245,9 +239,8 @@ class _Search:
             better = self._try(level, self._much, sliced)
             if not (self._much or self._many) and self._is_slow:
                 self._try(level, True, sliced)
-            plain = sliced and self._is_plain
-            helps = better or plain if not needed else not better and level is not self._levels[-1]
-            if self._much and helps:
+            plain = better or not self._many if not needed else not better and level is not self._levels[-1]
+            if self._much and plain:
                 self._try(level, False, sliced)
             if self._many and not sliced and not needed and not better:
                 break  # to evict more would take longer still

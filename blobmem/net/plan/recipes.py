@@ -28,7 +28,7 @@ from blobmem.net.plan.divisions import way_divided
 from blobmem.net.plan.fitting import has_room, room_of, without
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.slices import Division
-from blobmem.net.plan.sooner import with_state_sooner
+from blobmem.net.plan.sooner import with_moves
 from blobmem.net.plan.times import Times, reckon
 from blobmem.net.plan.ways import Made, Recipe, way_of
 from blobmem.ops.call import Call, Operand, memories
@@ -96,7 +96,7 @@ class Kept:
             **recipe._asdict(),
             "less": None if recipe.less is None else self._packed(recipe),
             "rooms": [(layer, op, nbytes) for (layer, op), nbytes in recipe.rooms],
-            "moves": recipe.moves and [recipe.moves[0], *([*each.items()] for each in recipe.moves[1:])],
+            "moves": [(tight, *([*each.items()] for each in moves)) for tight, *moves in recipe.moves],
             "state": [(number[memory], staying) for memory, staying in found.state.items()],
             "spread": found.spread, "paced": found.paced, "ms": found.ms, "usual_ms": self._usual_ms(),
             "calls": [len(found.forward), len(found.backward)],
@@ -163,12 +163,13 @@ class Kept:
         made.spread, made.paced = net.spread, net.paced
         if content["calls"] != [len(made.forward), len(made.backward)]:
             return None  # by other times some state stays between two uses, or does not
-        if content["moves"] is not None:
-            tight, *moves = content["moves"]
-            forward, backward = (dict(each) for each in moves)
-            net._have(made)
-            return with_state_sooner(net, made, (tight, room_of(net, made)), times, (forward, backward))
         made.ms = reckon(made.places, times).ms
+        for tight, forward, backward in content["moves"]:
+            net._have(made)
+            found = with_moves(net, made, (tight, room_of(net, made)), times, (dict(forward), dict(backward)))
+            if found is None:
+                return None
+            made = found
         return made
 
 

@@ -1,11 +1,12 @@
 """Evicted state that a plan has come just before it is needed comes sooner, where there is room, so that it is there in
-time; and so do other arrays that it would wait behind."""
+time, and so do other arrays that it would wait behind; or its updates run elsewhere, where there is room for them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.evict import SLACK, lingering, loads
 from blobmem.net.plan.fitting import room_of
 from blobmem.net.plan.places import draft
+from blobmem.net.plan.spaced import spaced
 from blobmem.net.plan.state import content_of, copies_state, with_moved
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.uses import moved
@@ -34,34 +36,50 @@ FIRST, LAST, AROUND, EVERY = ORDERS = "first", "last", "around", "every"
 needed last; or the first, before arrays that come back anyway and would be in its way on the link; or the first, and
 every array that comes back in its turn."""
 
+Moves = tuple[dict[int, int], dict[int, int]]
+"""Of forward and of backward, from where to before which call others go."""
+
 
 def sooner(net: Net, made: Made) -> Made:
-    """The calls, with state fetched before it is needed, so that it is there in time where there is room that early."""
-    room, times, best = room_of(net, made), Times(net.device), made
-    known: dict[Any, Made | None] = {}  # orders may come to the same
-    net._have(made)
-    for order in ORDERS:
-        before = math.inf
-        for part in SOONER:
-            tight = int(part * room)
-            moves = _moves(made, tight, times, order)
-            same = tight, *(frozenset(each.items()) for each in moves)
-            if same not in known:
-                known[same] = with_state_sooner(net, made, (tight, room), times, moves)
-            found = known[same]
-            if found is not None:
-                best = min(best, found, key=lambda each: each.ms)
-                if found.ms >= before:
-                    break  # gaps are no more what is in the way
-                before = found.ms
-    return best
+    """The calls, with state fetched before it is needed, so that it is there in time where there is room that early;
+    with its updates where there is room for all that they need, if that takes less time."""
+    elsewhere = _best_of(net, made, (1.0, *SOONER), spaced, {})
+    found = [_fetched_sooner(net, each) for each in (made, elsewhere) if each is not None]
+    return min(found, key=lambda each: each.ms)
 
 
-def with_state_sooner(
-    net: Net, made: Made, rooms: tuple[int, int], times: Times, moves: tuple[dict[int, int], dict[int, int]]
+def _fetched_sooner(net: Net, made: Made) -> Made:
+    """The calls, with state fetched before it is needed, in the best of the `ORDERS`."""
+    known = dict[Any, Made | None]()  # orders may come to the same
+    found = (_best_of(net, made, SOONER, functools.partial(_moves, order=order), known) for order in ORDERS)
+    return min((each for each in (made, *found) if each is not None), key=lambda each: each.ms)
+
+
+def _best_of(
+    net: Net, made: Made, parts: Sequence[float], moves_of: Callable[[Made, int, Times], Moves], known: dict[Any, Any]
 ) -> Made | None:
-    """The calls, with state fetched where `_moves` says, if all has places in the second of the rooms; arrays stay
-    until they have left where the loads are no more than the first."""
+    """The calls, with those moved that should be for such parts of the room, until less is no better; None if none may
+    be, or have places then. `known` is what moves have come to."""
+    room, times, before, best = room_of(net, made), Times(net.device), math.inf, list[Made]()
+    net._have(made)
+    for part in parts:
+        tight = int(part * room)
+        moves = moves_of(made, tight, times)
+        same = tight, *(frozenset(each.items()) for each in moves)
+        if same not in known:
+            known[same] = with_moves(net, made, (tight, room), times, moves)
+        found = known[same]
+        if found is not None:
+            best = [min([*best, found], key=lambda each: each.ms)]
+            if found.ms >= before:
+                break  # gaps are no more what is in the way
+            before = found.ms
+    return next(iter(best), None)
+
+
+def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves: Moves) -> Made | None:
+    """The calls, with these moved, if all has places in the second of the rooms; arrays stay until they have left where
+    the loads are no more than the first."""
     tight, room = rooms
     early, in_backward = moves
     if not early and not in_backward:
@@ -73,7 +91,7 @@ def with_state_sooner(
     for each in (lingering(drawn, reckon(drawn, times, bytes_free=True), tight), drawn):
         if each.layout.nbytes <= room:
             remade, ms = moved(made.remade, position), reckon(each, times).ms
-            recipe = made.recipe._replace(moves=(tight, *moves))
+            recipe = made.recipe._replace(moves=(*made.recipe.moves, (tight, *moves)))
             return dataclasses.replace(
                 made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=each, ms=ms,
                 recipe=recipe,
@@ -81,7 +99,7 @@ def with_state_sooner(
     return None
 
 
-def _moves(made: Made, room: int, times: Times, order: str) -> tuple[dict[int, int], dict[int, int]]:
+def _moves(made: Made, room: int, times: Times, order: str) -> Moves:
     """Of forward and of backward, from where to before which call what fetches state is to go, in one of the `ORDERS`.
 
     Copies follow one another, each as late as will do.

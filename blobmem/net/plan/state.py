@@ -224,8 +224,9 @@ def _one_ahead(calls: Sequence[Call]) -> dict[int, int]:
 
 
 def with_moved(calls: Sequence[Call], moves: Mapping[int, int]) -> tuple[list[Call], list[int]]:
-    """The calls with some before others, which then have their layers, and where each of them is then."""
+    """The calls with some before others, whose layers they then have, or at the end; and where each of them is then."""
     order = sorted(range(len(calls)), key=lambda at: (moves.get(at, at), at not in moves, at))
-    result = [like(calls[moves[at]], dataclasses.replace(calls[at])) if at in moves else calls[at] for at in order]
+    beside = [*calls, *calls[-1:]]  # at the end of them they have the last one's
+    result = [like(beside[moves[at]], dataclasses.replace(calls[at])) if at in moves else calls[at] for at in order]
     position = {at: now for now, at in enumerate(order)}
     return result, [position[at] for at in range(len(calls))]

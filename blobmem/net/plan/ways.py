@@ -101,7 +101,8 @@ class Recipe(NamedTuple):
         rooms: what convolutions of a layer and op may take, in slices.
         away: what is evicted, by position among what may be; None if nothing was to be.
         room, enough: the loads with which that comes back early, and the bytes of an arena that is small enough.
-        moves: the loads with which state comes sooner, and where to in forward and in backward; None if it does not.
+        moves: one after another, what goes elsewhere in forward and in backward, and where to, and the loads with which
+            it does (`sooner`).
     """
 
     less: Less | None = None
@@ -111,7 +112,7 @@ class Recipe(NamedTuple):
     away: tuple[int, ...] | None = None
     room: int = 0
     enough: int = 0
-    moves: tuple[int, Mapping[int, int], Mapping[int, int]] | None = None
+    moves: tuple[tuple[int, Mapping[int, int], Mapping[int, int]], ...] = ()
 
 
 USUAL = Recipe()

@@ -22,6 +22,7 @@ from blobmem.net.compilation import Compilation
 from blobmem.net.plan import levels, products, sooner, state, times, updates
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.slices import Division, Sliced
+from blobmem.net.plan.spaced import spaced
 from blobmem.net.plan.state import content_of, is_torn, staying
 from blobmem.net.plan.times import COPIES
 from blobmem.net.plan.ways import Made
@@ -297,7 +298,7 @@ def test_state_is_fetched_as_early_as_its_copies_want(monkeypatch):
 
 def test_state_has_room_in_the_best_of_all_orders(monkeypatch):
     """What is needed first the first to have it, or what is needed last, or what would come behind other copies."""
-    found, seen = sooner.sooner, list[tuple[float, ...]]()
+    found, seen = sooner._fetched_sooner, list[tuple[float, ...]]()
 
     def compared(net, given):
         ms = list[float]()
@@ -410,6 +411,30 @@ def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
 def test_pieces_are_larger_where_there_is_room_and_they_are_spread(room, spread, larger):
     most = None if room is None else room * products.PIECE
     assert products.piece_within(most, spread) == (larger if spread else 1) * products.PIECE
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("net", ["pieces", "vgg"])
+def test_a_step_with_updates_elsewhere_does_the_same(monkeypatch, order, exact, net):
+    """With gradients made in pieces, too, where other bits do; never a byte more."""
+    monkeypatch.setattr(steps.Step, "launch", launch_late)
+    monkeypatch.setattr(products, "PIECE", 1 << 11)
+    moved = []
+
+    def elsewhere(net, made):
+        found = sooner._best_of(net, made, (1.0, 0.8), spaced, {})
+        moved.append(0 if found is None else len(found.recipe.moves[-1][2]))
+        return made if found is None else found
+
+    monkeypatch.setattr(levels, "sooner", elsewhere)
+    limit = (least(net, tested=False) + 2 * unlimited(net, tested=False)[0]) // 3
+    device = LateSimulated(order, capacity=limit)
+    device.deterministic = exact
+    each = solver(device, net, tested=False)
+    for one, other in zip(trained(each), unlimited(net, tested=False)[1], strict=True):
+        np.testing.assert_allclose(one, other, **({"rtol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}))
+    assert device.statistics.peak_bytes <= limit and max(moved) > 0
 
 
 @pytest.mark.parametrize("order", ORDERS)
