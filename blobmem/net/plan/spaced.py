@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.fusion import UPDATES
 from blobmem.net.plan.evict import loads
-from blobmem.net.plan.state import copies_state
+from blobmem.net.plan.state import content_of, copies_state
 from blobmem.net.plan.times import COPIES, Times
 from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Unit
@@ -109,11 +109,15 @@ class _Finder:
         self._units, self._lasts, self._times = units, lasts, times
         self._users = defaultdict[SyncedMemory, list[int]](list)
         self._writers = defaultdict[SyncedMemory, list[int]](list)
+        self._copies = defaultdict[Any, list[tuple[int, int, int]]](list)  # of each home, by step, of which bytes
         for at, unit in enumerate(units):
             for memory in dict.fromkeys(memories(unit.calls)):
                 self._users[memory].append(at)
             for memory in {memory for each in unit.calls for memory in each.written_memories()}:
                 self._writers[memory].append(at)
+            if unit.calls[0].op in COPIES and copies_state(unit.calls[0]):
+                home, start, nbytes = content_of(unit.calls[0])
+                self._copies[home].append((at, start, start + nbytes))
 
     def updates(self) -> list[_Update]:
         """Those that may, in order."""
@@ -159,16 +163,18 @@ class _Finder:
 
     def _between(self, update: _Update, moving: set[int]) -> tuple[int, int]:
         """The first step, and the last, before which an update may run for what others do that stay."""
-        least, most, own = 0, len(self._units), {*self._brought(update.fetches)}
-        at = update.runs[-1]
-        for memory in memories(chain.from_iterable(self._units[each].calls for each in update.runs)):
+        own, others = {*self._brought(update.fetches)}, set[int]()
+        for memory in {*memories(chain.from_iterable(self._units[each].calls for each in update.runs))} - own:
             changes = not {*self._writers[memory]}.isdisjoint(update.runs)
-            for other in () if memory in own else self._users[memory] if changes else self._writers[memory]:
-                if other not in moving and other < at:
-                    least = max(least, other + 1)
-                elif other not in moving:
-                    most = min(most, other)
-        return least, most
+            others.update(self._users[memory] if changes else self._writers[memory])
+        for each in update.evicts:  # who brings the same bytes elsewhere has them as they were before
+            home, start, nbytes = content_of(self._units[each].calls[0])
+            others.update(at for at, first, stop in self._copies[home] if first < start + nbytes and start < stop)
+        others -= moving
+        return (
+            max((at + 1 for at in others if at < update.runs[-1]), default=0),
+            min((at for at in others if at > update.runs[-1]), default=len(self._units)),
+        )
 
 
 def _makes_gradient(unit: Unit) -> bool:
