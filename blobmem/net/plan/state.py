@@ -224,9 +224,12 @@ def _one_ahead(calls: Sequence[Call]) -> dict[int, int]:
 
 
 def with_moved(calls: Sequence[Call], moves: Mapping[int, int]) -> tuple[list[Call], list[int]]:
-    """The calls with some before others, whose layers they then have, or at the end; and where each of them is then."""
+    """The calls with some before others, among whose layers' calls they then are, or at the end; copies as theirs. And
+    where each of them is then."""
     order = sorted(range(len(calls)), key=lambda at: (moves.get(at, at), at not in moves, at))
-    beside = [*calls, *calls[-1:]]  # at the end of them they have the last one's
-    result = [like(beside[moves[at]], dataclasses.replace(calls[at])) if at in moves else calls[at] for at in order]
+    result = [calls[at] if at not in moves else dataclasses.replace(calls[at]) for at in order]
+    for at, each in zip(order, result, strict=True):
+        other = calls[min(moves.get(at, at), len(calls) - 1)]
+        each.layer, each.layer_name = other.layer, other.layer_name if each.op in COPIES else each.layer_name
     position = {at: now for now, at in enumerate(order)}
     return result, [position[at] for at in range(len(calls))]

@@ -19,6 +19,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.parked import Parked
 from blobmem.net import compilation, steps
 from blobmem.net.compilation import Compilation
+from blobmem.net.fusion import UPDATES
 from blobmem.net.plan import levels, products, sooner, state, times, updates
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.slices import Division, Sliced
@@ -31,6 +32,7 @@ from blobmem.proto.text import read_net, read_solver
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
+PRODUCTS = "conv_backward_weights", "inner_product_backward_weights"
 QUARTERS = 0.25, 0.5, 0.75, 1.0  # of all state, each of which is tried
 KINDS = {
     "SGD": "momentum: 0.9",
@@ -435,6 +437,8 @@ def test_a_step_with_updates_elsewhere_does_the_same(monkeypatch, order, exact, 
     for one, other in zip(trained(each), unlimited(net, tested=False)[1], strict=True):
         np.testing.assert_allclose(one, other, **({"rtol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}))
     assert device.statistics.peak_bytes <= limit and max(moved) > 0
+    names = {call.layer_name for call in each.net.compiled()[1].calls if call.op in (*UPDATES, *PRODUCTS)}
+    assert names == {"c1", "c2", "fc6", "fc7", "ip"} & {*each.net.layer_names}, "as which they are told of"
 
 
 @pytest.mark.parametrize("order", ORDERS)
