@@ -21,7 +21,7 @@ from blobmem.net.plan.spaced import spaced
 from blobmem.net.plan.state import content_of, copies_state, with_moved
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.uses import moved
-from blobmem.net.plan.ways import Made
+from blobmem.net.plan.ways import MANY, Made
 from blobmem.net.schedule import Unit
 
 if TYPE_CHECKING:
@@ -42,8 +42,10 @@ Moves = tuple[dict[int, int], dict[int, int]]
 
 def sooner(net: Net, made: Made) -> Made:
     """The calls, with state fetched before it is needed, so that it is there in time where there is room that early;
-    with its updates where there is room for all that they need, if that takes less time."""
-    elsewhere = _best_of(net, made, (1.0, *SOONER), spaced, {})
+    with its updates where there is room for all that they need, if that takes less time. That is not tried with many
+    calls."""
+    many = len(made.forward) + len(made.backward) >= MANY
+    elsewhere = None if many else _best_of(net, made, (1.0, *SOONER), spaced, {})
     found = [_fetched_sooner(net, each) for each in (made, elsewhere) if each is not None]
     return min(found, key=lambda each: each.ms)
 
