@@ -239,8 +239,8 @@ class _Search:
             better = self._try(level, self._much, sliced)
             if not (self._much or self._many) and self._is_slow:
                 self._try(level, True, sliced)
-            plain = better or not self._many if not needed else not better and level is not self._levels[-1]
-            if self._much and plain:
+            both = better or not self._many if not needed else not better and level is not self._levels[-1]
+            if self._much and both:
                 self._try(level, False, sliced)
             if self._many and not sliced and not needed and not better:
                 break  # to evict more would take longer still

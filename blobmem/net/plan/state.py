@@ -224,12 +224,13 @@ def _one_ahead(calls: Sequence[Call]) -> dict[int, int]:
 
 
 def with_moved(calls: Sequence[Call], moves: Mapping[int, int]) -> tuple[list[Call], list[int]]:
-    """The calls with some before others, among whose layers' calls they then are, or at the end; copies as theirs. And
-    where each of them is then."""
+    """The calls with some before others, among whose layers' calls they then are, or at the end; and where each of them
+    is then. Of those that move copies are told of as these layers'."""
     order = sorted(range(len(calls)), key=lambda at: (moves.get(at, at), at not in moves, at))
-    result = [calls[at] if at not in moves else dataclasses.replace(calls[at]) for at in order]
-    for at, each in zip(order, result, strict=True):
-        other = calls[min(moves.get(at, at), len(calls) - 1)]
-        each.layer, each.layer_name = other.layer, other.layer_name if each.op in COPIES else each.layer_name
+    last, result = len(calls) - 1, [*calls]
+    for at, to in moves.items():
+        result[at] = like(calls[min(to, last)], dataclasses.replace(calls[at]))
+        if result[at].op not in COPIES:
+            result[at].layer_name = calls[at].layer_name
     position = {at: now for now, at in enumerate(order)}
-    return result, [position[at] for at in range(len(calls))]
+    return [result[at] for at in order], [position[at] for at in range(len(calls))]
