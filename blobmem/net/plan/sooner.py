@@ -17,7 +17,7 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.evict import SLACK, lingering, loads
 from blobmem.net.plan.fitting import room_of
 from blobmem.net.plan.places import draft
-from blobmem.net.plan.spaced import spaced
+from blobmem.net.plan.spaced import Moves, spaced
 from blobmem.net.plan.state import content_of, copies_state, with_moved
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.uses import moved
@@ -35,9 +35,6 @@ FIRST, LAST, AROUND, EVERY = ORDERS = "first", "last", "around", "every"
 """Where there is no room for all to come before it is needed, what is needed first is the first to have it, or what is
 needed last; or the first, before arrays that come back anyway and would be in its way on the link; or the first, and
 every array that comes back in its turn."""
-
-Moves = tuple[dict[int, int], dict[int, int]]
-"""Of forward and of backward, from where to before which call others go."""
 
 
 def sooner(net: Net, made: Made) -> Made:
@@ -58,11 +55,16 @@ def _fetched_sooner(net: Net, made: Made) -> Made:
 
 
 def _best_of(
-    net: Net, made: Made, parts: Sequence[float], moves_of: Callable[[Made, int, Times], Moves], known: dict[Any, Any]
+    net: Net,
+    made: Made,
+    parts: Sequence[float],
+    moves_of: Callable[[Made, int, Times], Moves],
+    known: dict[Any, Made | None],
 ) -> Made | None:
     """The calls, with those moved that should be for such parts of the room, until less is no better; None if none may
     be, or have places then. `known` is what moves have come to."""
-    room, times, before, best = room_of(net, made), Times(net.device), math.inf, list[Made]()
+    room, times, before = room_of(net, made), Times(net.device), math.inf
+    best: Made | None = None
     net._have(made)
     for part in parts:
         tight = int(part * room)
@@ -72,11 +74,11 @@ def _best_of(
             known[same] = with_moves(net, made, (tight, room), times, moves)
         found = known[same]
         if found is not None:
-            best = [min([*best, found], key=lambda each: each.ms)]
+            best = found if best is None or found.ms < best.ms else best
             if found.ms >= before:
                 break  # gaps are no more what is in the way
             before = found.ms
-    return next(iter(best), None)
+    return best
 
 
 def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves: Moves) -> Made | None:

@@ -20,11 +20,15 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.fusion import UPDATES
 from blobmem.net.plan.evict import loads
+from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.state import content_of, copies_state
 from blobmem.net.plan.times import COPIES, Times
 from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Unit
 from blobmem.ops.call import memories
+
+Moves = tuple[dict[int, int], dict[int, int]]
+"""Of forward and of backward, from where to before which call others go."""
 
 
 class _Update(NamedTuple):
@@ -56,15 +60,7 @@ class _Update(NamedTuple):
         return chain(self.fetches, self.runs, self.evicts)
 
 
-class _Lasts(NamedTuple):
-    """The bytes of an array, and the steps in which they are in use."""
-
-    nbytes: int
-    first: int
-    last: int
-
-
-def spaced(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[int, int]]:
+def spaced(made: Made, room: int, times: Times) -> Moves:
     """Of forward, where none are, and of backward from where to before which call updates of evicted state go, with
     what they need, so that no more than such a room is in use, and copies have time."""
     units, lasts = made.places.units[1], _lasting(made)
@@ -76,7 +72,7 @@ def spaced(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[in
     load, held = loads(made.places)[len(made.places.units[0]) :].copy(), dict[SyncedMemory, tuple[int, int]]()
     last = {memory: at for at in staying for memory in memories(units[at].calls)}
     for memory in {*memories(chain.from_iterable(units[at].calls for at in moving))} & lasts.keys():
-        nbytes, begin, end = lasts[memory]
+        _, nbytes, begin, end = lasts[memory]
         if memory in last:
             begin = last[memory] + 1
             held[memory] = nbytes, bisect_left(staying, begin)
@@ -91,21 +87,22 @@ def spaced(made: Made, room: int, times: Times) -> tuple[dict[int, int], dict[in
     return {}, moves
 
 
-def _lasting(made: Made) -> dict[SyncedMemory, _Lasts]:
+def _lasting(made: Made) -> dict[SyncedMemory, Lifetime]:
     """When arrays of the arena are in use in backward, by its steps: not those whose bytes others take over."""
-    ahead, found = len(made.places.units[0]), dict[SyncedMemory, _Lasts]()
+    ahead, found = len(made.places.units[0]), dict[SyncedMemory, Lifetime]()
     for life in made.places.lives.arena:
         own = made.places.lives.turns.get(life.key, [life])[-1]
         if isinstance(own.key, SyncedMemory) and own.last >= ahead:
             first = own.first + (own.key is not life.key)  # where it takes over those of another, both are there
-            found[own.key] = _Lasts(round_up(life.nbytes, ALIGNMENT), max(0, first - ahead), own.last - ahead)
+            size = round_up(life.nbytes, ALIGNMENT)
+            found[own.key] = Lifetime(own.key, size, max(0, first - ahead), own.last - ahead)
     return found
 
 
 class _Finder:
     """Finds what updates may run elsewhere, with all that belongs to them."""
 
-    def __init__(self, units: Sequence[Unit], lasts: dict[SyncedMemory, _Lasts], times: Times) -> None:
+    def __init__(self, units: Sequence[Unit], lasts: dict[SyncedMemory, Lifetime], times: Times) -> None:
         self._units, self._lasts, self._times = units, lasts, times
         self._users = defaultdict[SyncedMemory, list[int]](list)
         self._writers = defaultdict[SyncedMemory, list[int]](list)
