@@ -80,8 +80,6 @@ class Compilation:
         streams: how many backward runs on, for the present shapes.
         brings: what it uses of parameters, gradients and solver state that is evicted, for its own plan or another
             net's; its passes bring these to arrays of the arena.
-        paced: whether updates that are spread are so over no more of backward than copies of what is evicted make do
-            with.
         open_streams: what that would be measured for, if it is neither given nor known (`ops.cuda.streams.Key`).
         untimed: whether it was planned for less memory than it needs, and its device could say how long some of its
             calls take, but has not yet.
@@ -140,7 +138,7 @@ class Compilation:
         self._short = False  # there is no room for the usual calls
         self._evicted: list[SyncedMemory] = []  # parameters and what a solver keeps, for this net's plan
         self.brings: set[SyncedMemory] = set()
-        self._spread, self.paced = 0.0, False
+        self._spread = 0.0
         self._loss_scale: Blob | None = None
         self.streams, self.open_streams, self.untimed = 1, None, False
         self._timed: list[tuple[int, ...]] = []  # the shapes for which calls were timed last
@@ -300,11 +298,11 @@ class Compilation:
         updates = self.updater()
         return () if updates is None else updates()
 
-    def evict_state(self, state: Mapping[SyncedMemory, int], spread: float = 0.0, paced: bool = False) -> None:
+    def evict_state(self, state: Mapping[SyncedMemory, int], spread: float = 0.0) -> None:
         """Let these parameters, their gradients and what a solver keeps, and no others, be evicted for as long as the
         plan holds that is being made, each but for so many first bytes; not those that somebody uses on the device.
-        `spread` and `paced` are as the attributes."""
-        self._spread, self.paced = spread, paced
+        `spread` is as the attribute."""
+        self._spread = spread
         for memory in self._evicted:
             memory.evicted, memory.staying = False, 0
         self._evicted, self._planned = [memory for memory in state if memory.leave_device()], []

@@ -55,9 +55,8 @@ def bring_state(net: Net, made: Made, anywhere: bool = False) -> Made:
         free = set[SyncedMemory]()
         if not exact:
             free = unseen(halves(net, {*memories(backward)}, params=True)).difference(made.kept)
-        over = 0.0 if not net.spread else None if net.paced else 1.0
         joints = places(forward, backward)[1]
-        backward, gradients, gone = spread(backward, joints, net.brings, times, over, piece, free)
+        backward, gradients, gone = spread(backward, joints, net.brings, times, net.spread > 0, piece, free)
         arrays, absent = [*arrays, *gradients], {*absent, *gone}
     ahead, back = (
         state.bring(calls, apart(calls, at, net.brings), net.device, net.brings, layers)

@@ -50,7 +50,7 @@ LITTLE = 8
 """All of it is little where so many times as much is less than the bytes that are lacking."""
 
 SOME = 0.75
-"""The part of little state that is tried, once, with updates where they are."""
+"""The part of little state that is tried, with updates where they are."""
 
 PART = 0.8
 """What part of the time that copies of state take they are reckoned to add, where a plan of it is not made yet."""
@@ -67,7 +67,7 @@ SPREADS = (0.9, 0.8)
 it stays."""
 
 ALL = 1.0
-"""The same beside slices abreast, as rounds leave gaps (`ways.PACKED`), and for little state, in few pieces."""
+"""The same beside slices abreast, as rounds leave gaps (`ways.PACKED`)."""
 
 STAYING = (0.125, 0.25, 0.375)
 """Parts of the room that are tried for state that stays, while more makes it less."""
@@ -222,8 +222,8 @@ class _Search:
 
     def _try_levels(self, sliced: bool) -> None:
         """Evict more and more state: with updates spread, and where they are, too, but of many calls only if that was a
-        help; where it is little, with updates where they are, and spread as copies of it allow. If nothing fits, all of
-        it first, which needs least, and with updates where they are if spread ones are no help."""
+        help; where it is little, with updates where they are. If nothing fits, all of it first, which needs least, and
+        with updates where they are if spread ones are no help."""
         if sliced and self._exact:
             self._try((), False, sliced)
         needed = self._best.requested if isinstance(self._best, OutOfDeviceMemory) else 0
@@ -237,8 +237,6 @@ class _Search:
             if needed - sum(each.size for each in level) > (self._net.device.most_bytes or 0):
                 continue
             better = self._try(level, self._much, sliced)
-            if not (self._much or self._many) and self._is_slow:
-                self._try(level, True, sliced)
             both = better or not self._many if not needed else not better and level is not self._levels[-1]
             if self._much and both:
                 self._try(level, False, sliced)
@@ -247,8 +245,7 @@ class _Search:
 
     def _try(self, level: Sequence[_Candidate], spread: bool, sliced: bool) -> bool:
         """Whether with so much evicted there is a better one, which then is the best."""
-        room = SPREADS[0] if self._much else ALL
-        self._net.evict_state({each.memory: 0 for each in level}, room if spread else 0.0, spread and not self._much)
+        self._net.evict_state({each.memory: 0 for each in level}, SPREADS[0] if spread else 0.0)
         found, before = _in_less(self._net, self._good, self._best if sliced else None), self._best
         if isinstance(found, Made) and found.ms < getattr(self._fastest.get(len(found.state)), "ms", math.inf):
             self._fastest[len(found.state)] = found
@@ -263,7 +260,7 @@ def _split(net: Net, found: Made, good: float) -> Made:
     """The calls, with runs in slices as several, each in as many as it wants, while that makes them take less time."""
     best = found
     while best.sliced is not None and best.ms > good:
-        net.evict_state(best.state, best.spread, best.paced)
+        net.evict_state(best.state, best.spread)
         better = best
         for several in splits(net, best.sliced.runs):
             before = math.inf
@@ -292,13 +289,13 @@ def _staying(net: Net, found: Made, good: float) -> Made:
     room, state, slices, best = room_of(net, found), dict.fromkeys(found.state, 0), None, found
     if found.sliced is not None:
         slices = _or_longer(net, [times_as_many(found.sliced.runs, more) for more in (1, 2)], True)
-    for spread in (found.spread,) if found.paced or not found.spread else SPREADS:
+    for spread in SPREADS if found.spread else (0.0,):
         before = math.inf
         for part in STAYING:
             stays = staying(copies, part * room)
             if not any(stays.values()):
                 continue
-            net.evict_state(state | stays, spread, found.paced)
+            net.evict_state(state | stays, spread)
             tried = _fits(net, net._made(streams=1), good, slices)
             if not isinstance(tried, Made) or tried.ms >= before or is_torn([*tried.forward, *tried.backward]):
                 break  # there is too little room beside
@@ -379,7 +376,7 @@ def _fits(
         return error.with_traceback(None)
     for each in found:
         each.state = {memory: memory.staying for memory in net._evicted}
-        each.spread, each.paced = net.spread, net.paced
+        each.spread = net.spread
     first = found[0].sliced
     comes = net._evicted or (first is not None and first.given)
     return min((sooner(net, each) for each in found), key=_rank) if comes else found[0]

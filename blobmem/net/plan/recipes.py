@@ -98,7 +98,7 @@ class Kept:
             "rooms": [(layer, op, nbytes) for (layer, op), nbytes in recipe.rooms],
             "moves": [(tight, *([*each.items()] for each in moves)) for tight, *moves in recipe.moves],
             "state": [(number[memory], staying) for memory, staying in found.state.items()],
-            "spread": found.spread, "paced": found.paced, "ms": found.ms, "usual_ms": self._usual_ms(),
+            "spread": found.spread, "ms": found.ms, "usual_ms": self._usual_ms(),
             "calls": [len(found.forward), len(found.backward)],
         }  # fmt: skip
         net.take_abreast(None)
@@ -144,7 +144,7 @@ class Kept:
         net, times = self._net, Times(self._net.device)
         abreast = None if content["abreast"] is None else Abreast(*content["abreast"])
         state = {self._state[at]: staying for at, staying in content["state"]}
-        net.evict_state(state, content["spread"], content["paced"])
+        net.evict_state(state, content["spread"])
         net.take_abreast(abreast)
         less = None if content["less"] is None else self._unpacked(content["less"], abreast)
         division = tuple(Division(*each) for each in content["division"])
@@ -160,7 +160,7 @@ class Kept:
             away = [way.found[at] for at in content["away"]]
             made = without(net, way, away, times, content["enough"], content["room"])
         made.state = {memory: memory.staying for memory in net._evicted}
-        made.spread, made.paced = net.spread, net.paced
+        made.spread = net.spread
         if content["calls"] != [len(made.forward), len(made.backward)]:
             return None  # by other times some state stays between two uses, or does not
         made.ms = reckon(made.places, times).ms

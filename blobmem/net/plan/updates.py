@@ -21,9 +21,6 @@ from blobmem.net.plan.products import columns_of, pieces_of, taken_apart
 from blobmem.net.plan.times import Times
 from blobmem.ops.call import Call, memories, read
 
-PACE = 4
-"""So many times as long as copies of little state take its updates may be spread over: the link has others to carry."""
-
 ALONE = 2
 """Pieces that come and go for an update alone are so many times as large as those whose gradients are made, too."""
 
@@ -74,7 +71,7 @@ def spread(
     joints: Sequence[int],
     evicted: Set[SyncedMemory],
     times: Times,
-    over: float | None,
+    late: bool,
     nbytes: int,
     free: Container[SyncedMemory] = (),
 ) -> Spread:
@@ -85,9 +82,9 @@ def spread(
         joints: the positions at which calls may be put in (`schedule.joints`).
         evicted: the memories.
         times: of calls.
-        over: which part of the time that there is after them they are spread over, for pieces to come and go all the
-            while; 0 if they come one right after another, so that gradients do not last, and each right behind the
-            gradient of the data by its piece, which need not come twice then; None for `PACE` times what copies take.
+        late: spread them over the time that there is after them, for pieces to come and go all the while; or they come
+            one right after another, so that gradients do not last, and each right behind the gradient of the data by
+            its piece, which need not come twice then.
         nbytes: of a piece.
         free: memories of gradients that may be made in pieces, too, each before its update.
     """
@@ -96,7 +93,7 @@ def spread(
         for at, each in enumerate(backward)
         if each.op in UPDATES and not evicted.isdisjoint(memories([each]))
     ]
-    products = _products_in_pieces(backward, evicted) if over == 0 else {}
+    products = {} if late else _products_in_pieces(backward, evicted)
     made = _Gradients(backward, free, products)
     pieces = [
         (at, piece) for at, each in updates for piece in _in_pieces(each, evicted, nbytes, made.may_be_in_pieces(each))
@@ -106,8 +103,7 @@ def spread(
     sizes = [sum(each.nbytes for each in piece.present() if each.memory in evicted) for _, piece in pieces]
     begins, put = np.cumsum([0.0, *map(times.ms, backward)]), defaultdict[int, list[Call]](list)
     begin, done, all_of_it = begins[pieces[0][0]], 0, sum(sizes) + sizes[-1]
-    left = begins[-1] - begin
-    spread_ms = min(left, PACE * times.copy_ms(all_of_it)) if over is None else over * left
+    spread_ms = begins[-1] - begin if late else 0.0
     for (at, piece), size in zip(pieces, sizes, strict=True):
         done += size
         wanted = begin + spread_ms * done / all_of_it

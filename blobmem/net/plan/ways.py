@@ -138,7 +138,7 @@ class Made:
         own: arrays that the calls have beside those of layers, of slices apart.
         anew: arrays that are made anew for want of room.
         state: which parameters and the like are evicted for it, each but for so many first bytes.
-        spread, paced: as the net's for it.
+        spread: as the net's for it.
         ms: how long it is reckoned to take.
         recipe: by what it came about.
     """
@@ -160,7 +160,6 @@ class Made:
     anew: list[Blob] = dataclasses.field(default_factory=list)
     state: Mapping[SyncedMemory, int] = dataclasses.field(default_factory=dict)
     spread: float = 0.0
-    paced: bool = False
     ms: float = 0.0
     recipe: Recipe = USUAL
 

@@ -688,9 +688,9 @@ def test_the_fastest_is_found_with_state_that_comes_sooner(monkeypatch):
     monkeypatch.setattr(levels, "sooner", lambda net, each: replace(each, ms=comes[each.ms]))
     home = SyncedMemory(64)
     home.staying = 16
-    assert levels._fits(SimpleNamespace(_evicted=[home], spread=0.9, paced=True), found[0]).ms == 8.0
-    assert [(each.state, each.spread, each.paced) for each in found] == [({home: 16}, 0.9, True)] * 3
-    assert levels._fits(SimpleNamespace(_evicted=[], spread=0.0, paced=False), found[0]) is found[0]
+    assert levels._fits(SimpleNamespace(_evicted=[home], spread=0.9), found[0]).ms == 8.0
+    assert [(each.state, each.spread) for each in found] == [({home: 16}, 0.9)] * 3
+    assert levels._fits(SimpleNamespace(_evicted=[], spread=0.0), found[0]) is found[0]
 
 
 @pytest.mark.parametrize(("took", "tried"), [((9.0, 8.0, 7.0), 3), ((9.0, 9.5), 2), ((11.0, 12.0), 2)])
@@ -757,7 +757,7 @@ def test_runs_are_split_while_that_takes_less_time(monkeypatch):
     monkeypatch.setattr(levels, "is_torn", lambda calls: calls == [4])
     net = SimpleNamespace(evict_state=lambda *given: asked.append(given), _made=lambda streams: None)
     assert levels._split(net, made(1), 0.0).ms == 8.0
-    assert asked == [({"w": 3}, 0.9, False)] * 2
+    assert asked == [({"w": 3}, 0.9)] * 2
     assert levels._split(net, made(1), 10.0).ms == 10.0 and len(asked) == 2, "it is good enough"
 
 
@@ -785,23 +785,22 @@ def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
     found = [(nbytes, late) for nbytes, late, fits in tried if fits]
     state = sum(array.nbytes for array in (*each.updater.arrays(), *(e.blob.cpu_data() for e in each.net.learnable)))
     if little:
-        assert [late for _, late in found] == [False, False, True]  # the last at its copies' pace
-        assert 0.5 * state < found[1][0] == found[2][0] < found[0][0]
+        assert [late for _, late in found] == [False, False] and 0.5 * state < found[1][0] < found[0][0]
     else:
         sizes = [nbytes for nbytes, late in found if late]
         assert len(sizes) > 2 and sizes == sorted({*sizes}) and sizes[-1] > 0.7 * state
 
 
-@pytest.mark.parametrize("over, last", [(None, 3), (1.0, 7), (0.0, 1)])
-def test_updates_are_spread_over_what_is_left_or_at_the_pace_of_copies(over, last):
-    """Two of twelve calls, where each takes 1 ms, and copies 1.25 in all: the last one comes after two thirds."""
+@pytest.mark.parametrize("late, last", [(True, 7), (False, 1)])
+def test_updates_are_spread_over_what_is_left(late, last):
+    """Two of twelve calls, where each takes 1 ms: the last one comes after two thirds."""
     weights = [Blob((4,), name=f"w{at}") for at in range(2)]
     x = Blob((4,), name="x")
     update = [call("sgd_update", read(x), overwrite(weight)) for weight in weights]
     other = [call("relu_forward", read(x), overwrite(x)) for _ in range(10)]
     clock = SimpleNamespace(ms=lambda each: 1.0, copy_ms=lambda nbytes: 1.25)
     evicted, calls = {weight.data_view.memory for weight in weights}, [*update, *other]
-    found = updates.spread(calls, range(len(calls) + 1), evicted, clock, over, 1 << 20).calls
+    found = updates.spread(calls, range(len(calls) + 1), evicted, clock, late, 1 << 20).calls
     assert max(at for at, each in enumerate(found) if each.op == "sgd_update") == last
     assert len(found) == len(calls)
 
@@ -820,7 +819,7 @@ def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, 
         tried.append((len(evicted), best is not None))
         return made(next(found))
 
-    def evict_state(state, spread=0.0, paced=False):
+    def evict_state(state, spread=0.0):
         evicted[:] = state
 
     for name, stub in {
