@@ -112,7 +112,7 @@ class _Finder:
                 self._users[memory].append(at)
             for memory in {memory for each in unit.calls for memory in each.written_memories()}:
                 self._writers[memory].append(at)
-            if unit.calls[0].op in COPIES and copies_state(unit.calls[0]):
+            if copies_state(unit.calls[0]):
                 home, start, nbytes = content_of(unit.calls[0])
                 self._copies[home].append((at, start, start + nbytes))
 
@@ -156,7 +156,7 @@ class _Finder:
         return _Update(fetches, runs, evicts, 0, size, beside, held, leaves, *ms)
 
     def _brought(self, fetches: Iterable[int]) -> list[SyncedMemory]:
-        return [each.operand(0).memory for at in fetches for each in self._units[at].calls[:1]]
+        return [self._units[at].calls[0].operand(0).memory for at in fetches]
 
     def _between(self, update: _Update, moving: set[int]) -> tuple[int, int]:
         """The first step, and the last, before which an update may run for what others do that stay."""

@@ -798,7 +798,7 @@ def test_updates_are_spread_over_what_is_left(late, last):
     x = Blob((4,), name="x")
     update = [call("sgd_update", read(x), overwrite(weight)) for weight in weights]
     other = [call("relu_forward", read(x), overwrite(x)) for _ in range(10)]
-    clock = SimpleNamespace(ms=lambda each: 1.0, copy_ms=lambda nbytes: 1.25)
+    clock = SimpleNamespace(ms=lambda each: 1.0)
     evicted, calls = {weight.data_view.memory for weight in weights}, [*update, *other]
     found = updates.spread(calls, range(len(calls) + 1), evicted, clock, late, 1 << 20).calls
     assert max(at for at, each in enumerate(found) if each.op == "sgd_update") == last
