@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ EARLY = 0.97
 """How much of the room arrays may take that come back early: there have to be gaps."""
 
 NEXT = 3
-"""How many of those that take least time are looked at once more, with evicted state that comes sooner."""
+"""How many of those that may take least time are looked at once more, with evicted state that comes sooner."""
 
 LINGERING = (1.0, 0.95, 0.9)
 """How much of it they may take that stay until they have left: the most with which all find a place."""
@@ -47,10 +47,10 @@ def fitting(
 ) -> list[Made]:
     """The calls, drafted; by others, if they need more than the device may hold.
 
-    Of all ways that fit, those that are reckoned to take least time for what they do beside the usual calls, the best
-    first; or with `slices` of the batch, of those in which runs of layers take these, up to the first that takes no
-    more than `good` ms. What seems to take much longer than `most_ms` is not laid out. Raises OutOfDeviceMemory, naming
-    the least that would do, if none does.
+    Of all ways that fit, those that are reckoned to take least time for what they do beside the usual calls, or may
+    once evicted state comes sooner, the best first; or with `slices` of the batch, of those in which runs of layers
+    take these, up to the first that takes no more than `good` ms. What seems to take much longer than `most_ms` is not
+    laid out. Raises OutOfDeviceMemory, naming the least that would do, if none does.
     """
     if made.drawn is None:
         made.drawn = draft(net, made.schedules, made.kept)
@@ -67,10 +67,10 @@ def fitting(
     tight = int((net.spread or (1.0 if slices is None else EARLY)) * room)
     tight -= tight // GAPS if len(usual.places.lives.arena) >= MANY_LIVES else 0
     search = Divisions(net, tight if net.spread else room, good)
-    search.best = most_ms
+    search.best, rank = most_ms, _sooner_ms(times) if net._evicted else attrgetter("ms")
     for way in ways(net, tight, times, lambda: search.best) if slices is None else search.ways(slices):
         if not isinstance(way, Way):
-            if best and best[0].ms <= way * usual_ms:
+            if best and search.best <= way * usual_ms:
                 break
             continue
         if lowest(way.found, way.load) > max(room, smallest.places.layout.nbytes):
@@ -80,7 +80,7 @@ def fitting(
         for fitted in _evicted(net, way, (tight, room), times):
             if max(fitted.places.layout.nbytes, others) <= room:
                 fitted.ms = reckon(fitted.places, times).ms
-                best = sorted([*best, fitted], key=attrgetter("ms"))[: NEXT if net._evicted else 1]
+                best = sorted([*best, fitted], key=rank)[: NEXT if net._evicted else 1]
                 search.best = min(search.best, fitted.ms)
                 break
             smallest = min(smallest, fitted, key=lambda each: each.places.layout.nbytes)
@@ -89,6 +89,12 @@ def fitting(
     if others > smallest.places.layout.nbytes:
         raise _too_little_for(who, others, net, most, beside)
     raise _too_little(net, smallest, usual, most, beside)
+
+
+def _sooner_ms(times: Times) -> Callable[[Made], float]:
+    """About how many ms plans come to whose state comes sooner than just before it is needed: half way to what they
+    take if none of their streams waits for another."""
+    return lambda each: (each.ms + least_ms(each.places, times)) / 2
 
 
 def fits(net: Net, made: Made) -> bool:

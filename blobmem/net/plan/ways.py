@@ -65,6 +65,9 @@ MANY = 1000
 PACKED = (0.95, 0.9, 0.85)
 """What part of the room rounds may take, as many arrays that come and go leave gaps."""
 
+FULL = 0.985
+"""The same where these leave few."""
+
 FOUND = 3
 """How many plans with rounds are made of what searches for these have found."""
 
@@ -310,13 +313,15 @@ def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
 def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[[], float]) -> Iterator[Way]:
     """Those with rounds, in less and less of the room until there are few gaps."""
     near, walks = None, rounds.WALKS
-    for part in PACKED:
+    for part in (FULL, *PACKED):
         found = rounds.walked(whole, int(part * room), near, walks)
         if found[0].over > 0:
             return
         for each in found[: FOUND if near is None else 1]:
             if each.ms + whole.clock[-1] < SEEMS * best():
                 yield way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
+        if part is FULL:
+            continue  # others are not looked for near what there may be no places for
         if best() <= GAPLESS * (whole.clock[-1] + found[0].ms):
             return
         near, walks = found[0].setting, rounds.WALKS // 4

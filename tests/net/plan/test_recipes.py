@@ -125,7 +125,7 @@ SLOW, FAST = 1e6, 1e12
         ("wide", 0.2, FAST, True, {"state", "anew", "moves"}),
         ("large", 0.3, FAST, True, {"state", "division", "moves", "updates elsewhere"}),
         ("large", 0.2, SLOW, False, {"division"}),
-        ("norms", 0.1, SLOW, False, {"abreast", "rounds"}),
+        ("norms", 0.02, SLOW, False, {"abreast", "rounds"}),
     ],
 )
 def test_another_process_has_the_same_plan_without_a_search(

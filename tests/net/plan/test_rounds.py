@@ -1,11 +1,13 @@
 """Rounds: what is made anew as often as it takes, so that few arrays are there at a time."""
 
+import math
+
 import pytest
 from plan_nets import DATA, assert_same, iterate, loss, made, scaled_chain
 
 from blobmem import SimulatedDevice
 from blobmem.errors import OutOfDeviceMemory
-from blobmem.net.plan import times
+from blobmem.net.plan import times, ways
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Pass
 from blobmem.net.plan.evict import loads
@@ -77,6 +79,16 @@ def test_copies_back_take_no_time_where_they_have_it_beside_calls(monkeypatch):
     assert found.away and not found.rounds and found.ms == 0.0
     monkeypatch.setattr(times, "LINK", rate / 20)
     assert not walked(every, room)[0].away
+
+
+@pytest.mark.parametrize("best, parts", [(0.0, (0.985, 0.95)), (math.inf, (0.985, 0.95, 0.9, 0.85))])
+def test_they_have_nearly_all_of_the_room_and_less_while_plans_have_gaps(monkeypatch, best, parts):
+    """The `best` so far takes no longer than calls do, so that it has none, or is not there."""
+    net, rooms = built(), list[int]()
+    room = int(0.5 * whole(net).load.max())
+    monkeypatch.setattr(ways.rounds, "walked", lambda of, part, *near: rooms.append(part) or walked(of, part, *near))
+    assert [*ways.ways(net, room, Times(net.device), lambda: best)]
+    assert rooms == [int(part * room) for part in parts]
 
 
 def test_what_takes_longer_than_another_plan_is_not_laid_out(monkeypatch):
