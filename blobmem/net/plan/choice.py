@@ -142,6 +142,7 @@ class Pass:
         cost: of each, the milliseconds that it adds; those of what may run as one are put down to the first.
         least: the same, where batch norms make their results alone, or what they keep.
         scratch: of each, bytes while it runs.
+        brought: the steps of backward that bring evicted state; of each the bytes, and the milliseconds of a copy.
         starts: of forward and of backward, the call that each step begins with.
         arrays: what may be made anew or evicted.
         number, maker: of each, where it is in that order, and the call that makes it.
@@ -165,6 +166,10 @@ class Pass:
         self.turn = len(drawn.units[0])
         calls = [unit.calls[-1] for unit in chain(*drawn.units)]  # copies of state are beside them
         self.begins = np.cumsum([0.0, *(0.0 if each.op in COPIES else times.ms(each) for each in calls)])
+        brings = [at for at, call in enumerate(calls) if at >= self.turn and call.op == "fetch"]
+        sizes = [round_up(calls[at].operand(0).nbytes, ALIGNMENT) for at in brings]
+        copies = [times.ms(calls[at]) for at in brings]
+        self.brought = np.array(brings, np.int64), np.array(sizes, np.int64), np.array(copies, np.float64)
         self.clock: list[float] = self.begins.tolist()
         self.writes = [self._written(at) for at in range(len(forward))]
         self.reads = [{each.memory for each in call.present() if each.intent is Intent.READ} for call in forward]

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 POWERS = (0.5, 1.0)
 """Of the time until an array is needed next, by which its bytes count as freed: walks that are compared at first."""
 
-WALKS, FOR_EACH, TURNS = 2000, 16, 8
+WALKS, FOR_EACH, TURNS = 8000, 64, 8
 """How many other walks each search tries, fewer where these are so many for each kind of array; and in how many turns,
 after each of which they go on from the `KEPT` that are best of all, and which end with one that finds no better."""
+
+ARRAYS, LEAST = 1_000_000, 2000
+"""No more walks than have so many arrays in all, as those through many take long, but so many even then."""
 
 KEPT = 2
 
@@ -83,10 +86,12 @@ def walked(whole: Pass, room: int, near: Setting | None = None, walks: int = WAL
     Evicted is what there is no room to make, and what spares time; it is searched for by so many walks each from what
     is `near`, if that is given.
     """
-    search = _Search(_Numbered(whole), room)
+    numbered = _Numbered(whole)
+    search = _Search(numbered, room)
     settings = [Setting(power=power) for power in POWERS] if near is None else [near]
     best, count = [search.first(each) for each in settings], len(REVALUED)
-    walks = min(walks, FOR_EACH * len(whole.alike)) // TURNS
+    most = max(LEAST, ARRAYS // max(1, len(numbered.arrays)))
+    walks = min(walks, most, FOR_EACH * len(whole.alike)) // TURNS
 
     def improved(seed: int) -> _Found:
         return search.improved(best[seed % len(best)], walks, REVALUED[seed % count], seed)
@@ -297,7 +302,9 @@ class _Search:
         worth = np.array([setting.worth.get(kind, 1.0) for kind in numbered.kinds])
         spared, short = np.zeros(count), np.zeros(count, np.bool_)
         rounds = np.zeros((0, 3, count), np.bool_) if rounds is None else rounds
-        again, over = walk.walk(numbered.tables, self._room, setting.power, worth, leaves, rounds, spared, short)
+        again, over = walk.walk(
+            numbered.tables, self._room, setting.power, worth, leaves, self._whole.brought, rounds, spared, short
+        )
         late = max(0.0, ms - self._whole.clock[self._whole.turn])
         return _Found(setting, again + late, over, spared, short)
 

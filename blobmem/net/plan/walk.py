@@ -91,6 +91,7 @@ class _State(NamedTuple):
         costs: ms in which each is made again, if that is not negative.
         rely: by array, bits of those whose costs depend on whether it is gone.
         load, begin: of each event so far, bytes in use, and when it began.
+        begun: of each step, its event.
         copies: of each copy back the event by which it has to be there, and the array.
         first, last: of each memory, the first call of a round that reads it, counted from 1, and the last one.
         read: the memories that a round reads.
@@ -117,6 +118,7 @@ class _State(NamedTuple):
     rely: Ints
     load: Ints
     begin: Floats
+    begun: Ints
     copies: Ints
     first: Ints
     last: Ints
@@ -641,6 +643,7 @@ def _take(tables: Tables, state: _State, step: int, spared: Floats, short: Bools
             _round(tables, state, step, spared, short, gone, made)
         for row in rows:
             _fetch(tables, state, tables.needed[row], step, other, never)
+    state.begun[step] = state.counts[0]
     _run(tables, state, step, other, never, tables.clock[step + 1] - tables.clock[step])
     for row in rows:
         state.needed[tables.needed[row]] = False
@@ -686,8 +689,9 @@ def _walk(
 
 
 def walk(
-    tables: Tables, room: int, power: float, worth: Floats, leaves: Ints, rounds: Bools, spared: Floats, short: Bools
-) -> tuple[float, int]:
+    tables: Tables, room: int, power: float, worth: Floats, leaves: Ints, brought: tuple[Ints, Ints, Floats],
+    rounds: Bools, spared: Floats, short: Bools,
+) -> tuple[float, int]:  # fmt: skip
     """Walk through a pass: the ms of calls in rounds and of waits, and how many bytes are too much.
 
     Args:
@@ -696,6 +700,7 @@ def walk(
         power: of the time until an array is needed next, by which its bytes count as freed.
         worth: how many times as much as by that it is worth to keep each.
         leaves: of each array the step by which it has been evicted, -1 if it is not.
+        brought: the steps of backward that bring evicted state, the bytes of each, and the ms of a copy.
         rounds: of shape (steps of backward, 3, arrays), or of none: whether there is a round, in all; what is gone
             before it; and what is made in it.
         spared, short: of each array, as `_round` has them; from 0 on.
@@ -710,8 +715,9 @@ def walk(
     state = _State(
         there, gone, leaves >= 0, np.zeros(arrays, np.int64), np.full(arrays, -1.0),
         np.zeros((arrays, arrays // BITS + 1), np.int64), np.empty(most, np.int64), np.empty(most),
-        np.empty((2 * backward * arrays + 1, 2), np.int64), np.zeros(tables.memories, np.int64),
-        np.full(tables.memories, NONE, np.int64), np.empty(tables.memories, np.int64), needed, np.zeros(3, np.int64),
+        np.empty(steps, np.int64), np.empty((2 * backward * arrays + 1, 2), np.int64),
+        np.zeros(tables.memories, np.int64), np.full(tables.memories, NONE, np.int64),
+        np.empty(tables.memories, np.int64), needed, np.zeros(3, np.int64),
         np.zeros(2, np.int64), np.zeros(2), following, np.empty(arrays), uses, np.full(calls, np.inf),
         np.empty(rows, np.int64), np.zeros(calls, np.bool_), np.empty(calls, np.int64),
         np.empty(4 * rows + len(tables.read) + 1, np.int64), np.zeros(calls), np.zeros(calls, np.bool_),
@@ -719,6 +725,9 @@ def walk(
     )  # fmt: skip
     _walk(tables, state, leaves, np.argsort(leaves, kind="stable"), rounds, spared, short, before, made)
     begin, load = state.begin[: state.counts[0]], state.load[: state.counts[0]]
-    events, back = state.copies[: state.counts[1]].T.copy()
-    waited = waits(events, tables.size[back], tables.copy[back], begin, load, room, tables.turn)
+    events, back = state.copies[: state.counts[1]].T
+    at, nbytes, ms = brought
+    events, sizes = np.append(events, state.begun[at]), np.append(tables.size[back], nbytes)
+    order, copy = np.argsort(events, kind="stable"), np.append(tables.copy[back], ms)
+    waited = waits(events[order], sizes[order], copy[order], begin, load, room, tables.turn)
     return float(state.ms[0] + waited), int(state.held[1])

@@ -68,6 +68,9 @@ PACKED = (0.95, 0.9, 0.85)
 FULL = 0.985
 """The same where these leave few."""
 
+FEWER = 4
+"""How many times fewer walks there are for each of them than for the one before."""
+
 FOUND = 3
 """How many plans with rounds are made of what searches for these have found."""
 
@@ -320,11 +323,12 @@ def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[
         for each in found[: FOUND if near is None else 1]:
             if each.ms + whole.clock[-1] < SEEMS * best():
                 yield way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
+        walks //= FEWER
         if part is FULL:
             continue  # others are not looked for near what there may be no places for
         if best() <= GAPLESS * (whole.clock[-1] + found[0].ms):
             return
-        near, walks = found[0].setting, rounds.WALKS // 4
+        near = found[0].setting
 
 
 def again_in(net: Net, made: Made) -> Again:

@@ -61,7 +61,7 @@ def few_plans():
         patch.setattr(levels, "LEVELS", levels.LEVELS[1::2])
         patch.setattr(sooner, "SOONER", sooner.SOONER[1:2])
         patch.setattr(levels, "STAYING", ())
-        patch.setattr(rounds, "WALKS", rounds.WALKS // 8)
+        patch.setattr(rounds, "WALKS", rounds.WALKS // 32)
         patch.setattr(ways, "PRICES", ways.PRICES[-1:])
         patch.setattr(ways, "MADE", 2)
         patch.setattr(ways, "COMPARED", 1)

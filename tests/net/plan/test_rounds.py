@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from plan_nets import DATA, assert_same, iterate, loss, made, scaled_chain
 
@@ -79,6 +80,17 @@ def test_copies_back_take_no_time_where_they_have_it_beside_calls(monkeypatch):
     assert found.away and not found.rounds and found.ms == 0.0
     monkeypatch.setattr(times, "LINK", rate / 20)
     assert not walked(every, room)[0].away
+
+
+def test_copies_of_state_take_the_link_too(monkeypatch):
+    """All through backward, where it has time for what is evicted otherwise."""
+    every = whole(built(), evicts=True)
+    room = int(0.25 * every.load.max())
+    monkeypatch.setattr(times, "LINK", 100 * every.load.max() / (every.clock[-1] / 1e3))
+    assert walked(every, room)[0].ms == 0.0
+    steps = np.arange(every.turn, len(every.load))
+    every.brought = steps, np.zeros_like(steps), np.diff(every.begins)[steps]
+    assert walked(every, room)[0].ms > 0.0
 
 
 @pytest.mark.parametrize("best, parts", [(0.0, (0.985, 0.95)), (math.inf, (0.985, 0.95, 0.9, 0.85))])
