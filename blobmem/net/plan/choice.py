@@ -172,7 +172,9 @@ class Pass:
         self.brought = np.array(brings, np.int64), np.array(sizes, np.int64), np.array(copies, np.float64)
         self.clock: list[float] = self.begins.tolist()
         self.writes = [self._written(at) for at in range(len(forward))]
-        self.reads = [{each.memory for each in call.present() if each.intent is Intent.READ} for call in forward]
+        # in the order of operands, not of a set, for plans to be the same in every process
+        operands = ((each for each in call.present() if each.intent is Intent.READ) for call in forward)
+        self.reads = [dict.fromkeys(each.memory for each in of_call) for of_call in operands]
         self.unit, self.cost, self.least, self.scratch = list[int](), list[float](), list[float](), list[int]()
         self.members: dict[int, range] = {}
         self.joined = set[int]()

@@ -13,7 +13,7 @@ from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Pass
 from blobmem.net.plan.evict import loads
 from blobmem.net.plan.fitting import fitting
-from blobmem.net.plan.rounds import walked
+from blobmem.net.plan.rounds import _Numbered, walked
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.ways import again_in, way_with
 
@@ -59,6 +59,12 @@ def test_searches_find_the_same_whoever_is_first():
     every = whole(built(), evicts=True)
     room = int(0.25 * every.load.max())
     assert walked(every, room) == walked(every, room)
+
+
+def test_walks_of_the_same_calls_are_the_same_wherever_these_are_in_memory():
+    """So that plans are the same in every process."""
+    tables = [_Numbered(whole(built(), evicts=True)).tables for _ in range(5)]
+    assert all(np.array_equal(*each) for other in tables[1:] for each in zip(tables[0], other, strict=True))
 
 
 def test_what_spares_most_calls_is_evicted_while_the_link_has_time(monkeypatch):
