@@ -1,28 +1,37 @@
 """The least time that a training step can take under a limit, whatever is kept, evicted and made anew: beside what was
-measured, in a file that `benchmarks/oversubscription.py` has written. Needs no GPU.
+measured, in a file that `benchmarks/oversubscription.py` has written. Needs no GPU, but SciPy.
 
     python benchmarks/floor.py benchmarks/results/oversubscription.json
     python benchmarks/floor.py --nets resnet50:256 --limits 8GiB,4GiB
 
 Why it is a bound, by the times of calls (`net.plan.times`), the sizes of arrays, and a link of 55 GB/s each way:
 
-What forward has made and backward needs is on the device when backward begins, or on the host, or nowhere. What is on
-the device has at most the limit's bytes. What is on the host was copied there during forward, which takes at least as
-long as its calls do, and as that copy does; it comes back during backward, which takes at least as long as that copy.
-What is nowhere is made anew in backward: the call that makes it runs once more, and of what that call reads the same
-holds in turn. So backward takes at least its own calls' time and that of the calls that run again. What lies beside
-these arrays (parameters, their history) may be on the host too, without having left during forward. Of what a ReLU made
-in place of a scaled array its own gradient needs the signs alone, which count for nothing: the kernel of the batch
-norm's gradient finds them.
+Of every value that a call makes some part is on the device in each moment, from none to all. From one moment to a
+later one parts may be made anew, come back from the host or, up to the turn from forward to backward, be copied there.
+What is on the device was there before, or came meanwhile. What a call reads is there while it runs, and all that it
+runs on is there when it ends, but for inputs that its op may write its output over. A call that alone needs more than
+the limit runs in as few slices of the batch as have room; when the last of these ends, that much of each is there. A
+call runs again no more than what it reads is there, or is made anew. Parameters and what is kept for each come and go
+as well; they change in each step, so that what is elsewhere in a moment was copied out since it changed, or is still to
+come for that. In no moment are there more bytes than the limit. Between two passes at least the time of the calls, with
+those that run again, and at least that of the copies either way.
 
-The least time of calls that run again, of all mixes with no more than so many bytes elsewhere, is bounded from below by
-Lagrange's relaxation: for each price of a byte there is a least sum of what is paid for bytes and of time, a minimum
-cut; that sum, less the price of the bytes that there may be, is never more than the time. The highest of these bounds
-counts.
+The least time of all that, a linear programme's, is no more than any mix takes, as each array that it keeps, evicts or
+makes anew is there or not. Parts leave more to choose than whole arrays do: a half of one array could be made again and
+again of the same half of another. So no more of a value is made behind a moment, from the turn on, than there is then
+of what it is made of, or comes back, or is made as well.
 
-Slices of the batch whose gradients come with the loss, in forward, are no mix of these, nor are moments and gradients
-that are had from what a wide convolution reads (`net.plan.sources`), nor what is joined of the parts of what it is made
-of (`net.plan.joins`): a step with such may take less.
+Moments are where runs end that need most bytes, and the turn; the more there are, the higher the bound. In a step of
+very many calls they are the turn and the end, which count in others as well, as small arrays do not in more.
+
+Of what a ReLU made in place of a scaled array its own gradient needs the signs alone, which count for nothing: the
+kernel of the batch norm's gradient finds them. Gradients of parameters are made and used up in pieces, and state comes
+and goes in such.
+
+Slices of the batch of what has room as a whole are no mix of these, nor are those whose gradients come with the loss,
+in forward, nor moments and gradients that are had from what a wide convolution reads (`net.plan.sources`), nor what is
+joined of the parts of what it is made of (`net.plan.joins`), nor what leaves during backward but state: a step with
+such may take less.
 
 Nor is a step of any such mix faster than the one that was measured without a limit, which does what every other has to
 do: there is time between calls, and a GPU that never waits is slower. Where it took less than the sum of its calls,
@@ -32,11 +41,10 @@ these are known to take less than their times, and are reckoned as much shorter.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
+import math
 import sys
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,182 +55,281 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import inputs  # noqa: E402
 from benchmarks.gpu import words  # noqa: E402
+from benchmarks.mixes import Problem, Run, problem_of  # noqa: E402
 from blobmem import devices  # noqa: E402
 from blobmem.devices.cuda.predicted import PredictedCuda  # noqa: E402
-from blobmem.memory import Intent, SyncedMemory  # noqa: E402
-from blobmem.net.plan import kernels  # noqa: E402
-from blobmem.net.plan.again import Less  # noqa: E402
-from blobmem.net.plan.places import draft  # noqa: E402
-from blobmem.net.plan.times import Times  # noqa: E402
-from blobmem.ops.call import Call  # noqa: E402
 
 GPU = "NVIDIA H200"
 """Whose times come with the package; others' are the user's own."""
 
 LINK = 55e9
 """Bytes that a link copies in a second, one way, at its best."""
-PRICES = np.geomspace(1e-11, 1e-6, 40)
-"""Of a byte that is not made anew, in ms."""
-UNITS = 1e9  # of a capacity, per ms
-UNLIMITED = 1 << 60
+PER_MS = LINK / 1e3
+
+MOMENTS = 60
+"""Bytes count in so many, the turn and the end beside, of a step of no more than `MANY` runs."""
+MANY = 1000
+
+SMALL = 400
+"""What takes no more than such a part of the limit counts for nothing in so many moments."""
+
+Terms = Iterable[tuple[Any, float]]
+"""Variables, by what they are, and their factors."""
 
 
-@dataclass
-class Problem:
-    """What a step has to do.
+def floor_ms(problem: Problem, limit: int, moments: int = MOMENTS) -> float:
+    """At least so long takes a step that never has more than so many bytes on the device."""
+    turn, end = problem.turn - 1, len(problem.runs) - 1
+    found = _Bound(problem, limit, [turn, end], 1).least_ms()
+    if len(problem.runs) > MANY:
+        return found
+    nbytes = {run: _nbytes(problem, each) / _slices(problem, each, limit) for run, each in enumerate(problem.runs)}
+    fullest = sorted((run for run in nbytes if nbytes[run]), key=lambda run: -nbytes[run])
+    return max(found, _Bound(problem, limit, sorted({*fullest[:moments], turn, end}), limit // SMALL).least_ms())
 
-    Attributes:
-        sizes: bytes of each value.
-        makers: of each value, the call that makes it.
-        costs: ms of each call of forward.
-        reads: the values that each call reads; others are always there.
-        needed: the values that backward reads.
-        forward, backward: ms of the calls.
-        beside: bytes of what else is on the device.
+
+def _nbytes(problem: Problem, run: Run) -> int:
+    return sum(problem.sizes[value] for value in run.there)
+
+
+def _slices(problem: Problem, run: Run, limit: int) -> int:
+    """Of the batch, in which a run has room."""
+    return max(1, math.ceil(_nbytes(problem, run) / limit))
+
+
+class _Programme:
+    """A linear programme: numbers that are 0 or more."""
+
+    def __init__(self) -> None:
+        self._columns: dict[Any, int] = {}
+        self._rows, self._of, self._factors = list[int](), list[int](), list[float]()
+        self._bounds: list[float] = []
+
+    def at_most(self, terms: Terms, bound: float = 0.0) -> None:
+        """Let the sum be no more than that."""
+        for variable, factor in terms:
+            self._rows.append(len(self._bounds))
+            self._of.append(self._columns.setdefault(variable, len(self._columns)))
+            self._factors.append(factor)
+        self._bounds.append(bound)
+
+    def at_least(self, terms: Terms, bound: float = 0.0) -> None:
+        """Let the sum be no less than that."""
+        self.at_most(((variable, -factor) for variable, factor in terms), -bound)
+
+    def least(self, costs: Terms) -> float:
+        """The least sum."""
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_array
+
+        shape = len(self._bounds), len(self._columns)
+        objective = np.zeros(shape[1])
+        for variable, factor in costs:
+            objective[self._columns[variable]] = factor
+        rows = csr_array((self._factors, (self._rows, self._of)), shape=shape)
+        found = linprog(objective, A_ub=rows, b_ub=self._bounds, method="highs-ipm")
+        if found.status:
+            raise RuntimeError(f"no floor was found: {found.message}")
+        return float(found.fun)
+
+
+def _sum(*variables: Any, factor: float = 1.0) -> list[tuple[Any, float]]:
+    return [(variable, factor) for variable in variables]
+
+
+class _Bound:
+    """The linear programme of a problem under a limit, at the ends of some runs, of what has so many bytes or more.
+
+    Variables are tuples: a word, of what it is, and the number of a moment. Of a value "there" is the part that is on
+    the device in that moment, "anew", "back" and "sent" those that are made anew, come back and are copied out from the
+    one before up to it; "runs" says how often a call runs again. Of state "state", "in" and "out" are the same. "ms" is
+    the time. "more" and "made" are what is made anew, and runs, behind the moment.
     """
 
-    sizes: list[int] = field(default_factory=list)
-    makers: list[int] = field(default_factory=list)
-    costs: list[float] = field(default_factory=list)
-    reads: list[list[int]] = field(default_factory=list)
-    needed: list[int] = field(default_factory=list)
-    forward: float = 0.0
-    backward: float = 0.0
-    beside: int = 0
+    def __init__(self, problem: Problem, limit: int, moments: list[int], least: int) -> None:
+        self._problem, self._limit, self._moments, self._programme = problem, limit, moments, _Programme()
+        self._count = len(moments)
+        self._when = [int(at) for at in np.searchsorted(moments, range(len(problem.runs)))]  # of runs
+        self._turn = self._when[problem.turn - 1]
+        self._of_call = [self._when[run] for run, each in enumerate(problem.runs) for _ in each.calls]
+        self._maker = {value: call for call, each in enumerate(problem.calls) for value in each.makes}
+        large = (value for value, size in enumerate(problem.sizes) if size >= least)
+        self._born = {value: self._of_call[self._maker[value]] for value in large}
+        self._last = self._lasts()
+        self._state = [number for number, size in enumerate(problem.state) if size >= least]
+        self._again: dict[tuple[int, int], None] = {}  # calls that may run again, and when
 
-    @functools.cached_property
-    def sums(self) -> np.ndarray:
-        """For each price, the least sum of what is paid for bytes and of the time of calls that run again."""
-        network = _network(self)
-        return np.array([least_sum(self, price, network) for price in PRICES])
+    def least_ms(self) -> float:
+        """The least time."""
+        self._values()
+        self._host()
+        self._calls()
+        for number in self._state:
+            self._lasting(number)
+        for at in range(self._turn, self._count - 1):
+            self._behind(at)
+        for at in range(self._count):
+            self._bytes(at)
+            self._time(at)
+        return self._programme.least(_sum(*(("ms", at) for at in range(self._count))))
 
-    def within(self, ms: float) -> Problem:
-        """The same, with calls so much shorter that without a limit they take no longer than that."""
-        part = min(1.0, ms / (self.forward + self.backward))
-        costs = [part * each for each in self.costs]
-        return replace(self, costs=costs, forward=part * self.forward, backward=part * self.backward)
+    def _lasts(self) -> dict[int, int]:
+        """When each value may be of use for the last time, for itself or for what is made of it."""
+        last = {**self._born}
+        for call in reversed(range(len(self._problem.calls))):
+            each = self._problem.calls[call]
+            at = max([self._of_call[call], *(last[value] for value in each.makes if value in last)])
+            last.update((value, max(last[value], at)) for value in each.reads if value in last)
+        return last
 
-    def again_ms(self, room: float) -> float:
-        """At least so long do calls run again where no more than so many bytes are elsewhere."""
-        return max(0.0, float((self.sums - PRICES * room).max()))
+    def _had(self, value: int, at: int) -> list[tuple[Any, float]] | None:
+        """What there is of a value up to a moment; None for all, as its call runs."""
+        if self._born[value] == at:
+            return None
+        return _sum(("there", value, at - 1), *self._come(value, at))
 
-    def floor_ms(self, limit: int) -> float:
-        """At least so long takes a step that holds no more than so many bytes when backward begins."""
-        per_ms = LINK / 1e3
+    def _come(self, value: int, at: int) -> Iterator[Any]:
+        """What comes of it up to a moment, in which it may be of use."""
+        if self._born[value] < at <= self._last[value]:
+            yield "anew", value, at
+            if self._of_forward(value):
+                yield "back", value, at
 
-        def ms(away: float) -> float:
-            """With so many bytes on the host: first those that need not leave during forward."""
-            forward = max(self.forward, (away - self.beside) / per_ms)
-            return forward + max(self.backward + self.again_ms(limit - self.beside + away), away / per_ms)
+    def _of_forward(self, value: int) -> bool:
+        return self._maker[value] < self._problem.runs[self._problem.turn].calls.start
 
-        low, high = 0.0, float(sum(self.sizes) + self.beside)
-        while high - low > 1:  # the time is a convex function
-            one, other = low + (high - low) / 3, high - (high - low) / 3
-            low, high = (low, other) if ms(one) <= ms(other) else (one, high)
-        return ms(low)
+    def _no_more(self, terms: Terms, value: int, at: int) -> None:
+        """Let the sum be no more than there is of a value."""
+        had = self._had(value, at)
+        self._programme.at_most([*terms, *((variable, -1.0) for variable, _ in had or ())], 1.0 if had is None else 0.0)
 
+    def _values(self) -> None:
+        """What is there was there, or came; and is there where a call needs it."""
+        for value, born in self._born.items():
+            for at in range(born, self._last[value] + 1):
+                self._no_more(_sum(("there", value, at)), value, at)
+        wanted = {
+            (value, at) for at, each in zip(self._of_call, self._problem.calls, strict=True) for value in each.reads
+        }
+        for value, at in sorted(wanted):
+            had = self._had(value, at) if value in self._born else None
+            if had is not None:
+                self._programme.at_least(had, 1.0)
+        for at, moment in enumerate(self._moments):
+            run = self._problem.runs[moment]
+            for value in run.there:
+                if value in self._born:
+                    self._programme.at_least(_sum(("there", value, at)), 1 / _slices(self._problem, run, self._limit))
 
-def problem_of(net: Any) -> Problem:
-    """The problem of a net that has not run, whose solver's updates are placed."""
-    made = net._made(Less(), 1)
-    made.drawn = draft(net, made.schedules, made.kept)
-    times, problem = Times(net.device), Problem()
-    ahead, behind = made.drawn.units
-    pinned = {memory for memory, use in made.drawn.lives.uses.items() if use.pinned}
-    sizes = _sizes([*made.forward, *made.backward], pinned)
-    now: dict[SyncedMemory, int] = {}  # the value in each memory
-    ops: list[str] = []
-    again: Callable[[Call], Call] = (lambda call: call) if made.again is None else made.again.call
-    for unit in ahead:
-        own, whole = unit.calls[: unit.stop - unit.start], unit.calls[-1]
-        apart, together = [times.ms(again(call)) for call in own], times.ms(again(whole))
-        problem.forward += times.ms(whole)
-        for call, ms in zip(own, apart, strict=True):
-            # a call by itself takes at least its share of those that run as one
-            _add(problem, call, ms * min(1.0, together / (sum(apart) or 1.0)), sizes, now)
-            ops.append(str(call.op))
-    problem.backward = sum(times.ms(unit.calls[-1]) for unit in behind)
-    gone: set[SyncedMemory] = set()
-    needed: dict[int, None] = {}
-    for call in made.backward:
-        for operand in call.present():
-            if operand.intent is not Intent.OVERWRITE and operand.memory in now and operand.memory not in gone:
-                value = now[operand.memory]
-                if not (call.op == "relu_backward" and _has_known_signs(problem, ops, value)):
-                    needed[value] = None
-        gone.update(operand.memory for operand in call.present() if operand.intent is not Intent.READ)
-    problem.needed = [*needed]
-    arena = {life.key for life in made.drawn.lives.arena}
-    problem.beside = sum(nbytes for memory, nbytes in made.drawn.lives.pinned.items() if memory not in arena)
-    return problem
+    def _host(self) -> None:
+        """What comes back was sent before, up to the turn."""
+        for at in range(self._turn + 1):
+            for value in self._sent(at):
+                self._no_more(_sum(("sent", value, at)), value, at)
+        for value, born in self._born.items():
+            for at in range(born + 1, self._last[value] + 1):
+                sent = [("sent", value, other) for other in range(born, min(at, self._turn) + 1)]
+                if ("back", value, at) in self._come(value, at):
+                    self._programme.at_most([*_sum(("back", value, at)), *_sum(*sent, factor=-1.0)])
 
+    def _sent(self, at: int) -> list[int]:
+        """The values of forward that may be copied out up to a moment."""
+        here = (value for value, born in self._born.items() if born <= at <= self._last[value])
+        return [value for value in here if at <= self._turn and self._of_forward(value)]
 
-def _has_known_signs(problem: Problem, ops: Sequence[str], value: int) -> bool:
-    """Whether a value is what a ReLU made in place of a scaled array."""
-    maker = problem.makers[value]
-    before = (ops[problem.makers[read]] for read in problem.reads[maker])
-    return ops[maker] == "relu_forward" and not {"scale_forward", "batch_norm_forward"}.isdisjoint(before)
+    def _calls(self) -> None:
+        """What is made anew takes its call, and that what it reads."""
+        for value, born in self._born.items():
+            call = self._maker[value]
+            for at in range(born + 1, self._last[value] + 1):
+                self._again[call, at] = None
+                self._programme.at_most([(("anew", value, at), 1.0), (("runs", call, at), -1.0)])
+        for call, at in self._again:
+            for value in self._problem.calls[call].reads:
+                if value in self._born and self._born[value] < at:
+                    self._no_more(_sum(("runs", call, at)), value, at)
 
+    def _behind(self, at: int) -> None:
+        """What is made anew behind a moment, all in all, takes what it is made of, all in all."""
+        programme, calls = self._programme, dict[int, None]()
+        later = range(at + 1, self._count)
+        wanted = {value for when, call in zip(self._of_call, self._problem.calls, strict=True) if when > at
+                  for value in call.reads}  # fmt: skip
+        here = {value for value, born in self._born.items() if born <= at < self._last[value]}
 
-def _sizes(calls: Sequence[Call], pinned: Container[SyncedMemory]) -> dict[SyncedMemory, int]:
-    """Bytes of each memory that calls use, but for those that are `beside`."""
-    sizes: dict[SyncedMemory, int] = {}
-    for operand in (operand for call in calls for operand in call.present()):
-        view = operand.view
-        if view.memory not in pinned:
-            sizes[view.memory] = max(sizes.get(view.memory, 0), view.offset + view.nbytes)
-    return sizes
+        def but(value: int) -> list[tuple[Any, float]]:
+            """What there is of a value then, comes back, or is made."""
+            back = (each for when in later for each in self._come(value, when) if each[0] == "back")
+            return _sum(("there", value, at), ("more", value, at), *back)
 
+        for value in here:
+            call, more = self._maker[value], _sum(("more", value, at))
+            calls[call] = None
+            anew = (each for when in later for each in self._come(value, when) if each[0] == "anew")
+            programme.at_most([*more, *_sum(*anew, factor=-1.0)])
+            programme.at_most([*more, (("made", call, at), -1.0)])
+            if value in wanted:
+                programme.at_least(but(value), 1.0)
+        for call in calls:
+            made = _sum(("made", call, at))
+            runs = (("runs", call, when) for when in later if (call, when) in self._again)
+            programme.at_most([*made, *_sum(*runs, factor=-1.0)])
+            for value in self._problem.calls[call].reads:
+                if value in here:
+                    programme.at_most([*made, *((variable, -1.0) for variable, _ in but(value))])
 
-def _add(problem: Problem, call: Call, ms: float, sizes: dict[SyncedMemory, int], now: dict[SyncedMemory, int]) -> None:
-    """Add a call of forward and what it makes."""
-    number, read, written = len(problem.costs), dict[int, None](), dict[SyncedMemory, None]()
-    for operand in (operand for operand in call.present() if operand.memory in sizes):
-        whole = operand.intent is Intent.OVERWRITE and operand.view.nbytes == sizes[operand.memory]
-        if not whole and operand.memory in now:
-            read[now[operand.memory]] = None
-        if operand.intent is not Intent.READ:
-            written[operand.memory] = None
-    joins = call.op == "relu_forward" and not {operand.memory for operand in call.present()} - {*written}
-    problem.costs.append(0.0 if joins else ms)  # a ReLU in place may run with whatever is before it
-    problem.reads.append([*read])
-    for memory in written:
-        now[memory] = len(problem.sizes)
-        problem.sizes.append(sizes[memory])
-        problem.makers.append(number)
-    kept = call.operands[2] if call.op == "batch_norm_forward" else None
-    if kept is not None and kept.memory in now:  # which is the top once more, in another place
-        for operand in call.present():
-            if operand.memory in written and operand.view.nbytes == kept.view.nbytes:
-                now[operand.memory] = now[kept.memory]
+    def _lasting(self, number: int) -> None:
+        """State comes and goes. It is there for calls that need it; and what is elsewhere, and changes in each step,
+        was copied out since, or is still to come."""
+        programme, calls = self._programme, self._problem.calls
+        needed = {at for at, each in zip(self._of_call, calls, strict=True) if number in each.state}
+        gradients = [value for each in calls if number in each.updates for value in each.reads]
+        changes = [at for at, each in zip(self._of_call, calls, strict=True) if number in each.updates]
+        first = max((self._of_call[self._maker[value]] for value in gradients), default=min(changes, default=None))
+        for at in range(self._count):
+            before = _sum(("state", number, (at - 1) % self._count), ("in", number, at))
+            programme.at_most([*_sum(("state", number, at)), *((variable, -1.0) for variable, _ in before)])
+            if at in needed:
+                programme.at_least(before, 1.0)
+            if first is None:
+                continue
+            there = _sum(("state", number, at))
+            to_come = _sum(*(("in", number, other) for other in range(at + 1, self._count)))
+            since = [*range(first, self._count), *range(at + 1)] if at < first else [*range(first, at + 1)]
+            gone = _sum(*(("out", number, other) for other in since))
+            if at < first:
+                programme.at_least([*there, *gone], 1.0)
+                programme.at_least([*there, *to_come], 1.0)
+            else:
+                programme.at_least([*there, *gone, *to_come], 1.0)
 
+    def _bytes(self, at: int) -> None:
+        sizes, state = self._problem.sizes, self._problem.state
+        values = [
+            (("there", value, at), sizes[value] / self._limit)
+            for value, born in self._born.items()
+            if born <= at <= self._last[value]
+        ]
+        self._programme.at_most(
+            [*values, *((("state", each, at), state[each] / self._limit) for each in self._state)], 1.0
+        )
 
-# -------------------------------------------------------------------- the minimum cut
+    def _time(self, at: int) -> None:
+        problem, ms = self._problem, ("ms", at)
+        usual = sum(each.ms for run, each in enumerate(problem.runs) if self._when[run] == at)
+        again = [(("runs", call, when), problem.calls[call].ms) for call, when in self._again if when == at]
+        self._programme.at_least([(ms, 1.0), *((variable, -factor) for variable, factor in again)], usual)
+        values = {("sent", value, at): problem.sizes[value] for value in self._sent(at)}
+        self._copies(at, values, "out")
+        back = {
+            each: problem.sizes[value] for value in self._born for each in self._come(value, at) if each[0] == "back"
+        }
+        self._copies(at, back, "in")
 
-
-def _network(problem: Problem) -> tuple[np.ndarray, ...]:
-    """Edges (from, to, kind, of which): from the source to what is needed; from each value to the call that makes it,
-    cut if the value is there; from each call to the sink, cut if it runs again; and to what it reads."""
-    values, calls = len(problem.sizes), len(problem.costs)
-    source, sink = values + calls, values + calls + 1
-    edges = [(source, value, 0, 0) for value in problem.needed]
-    edges += [(value, values + call, 1, value) for value, call in enumerate(problem.makers)]
-    edges += [(values + call, sink, 2, call) for call in range(calls)]
-    edges += [(values + call, value, 0, 0) for call, read in enumerate(problem.reads) for value in read]
-    return tuple(np.array(column, np.int64) for column in zip(*edges, strict=True)) if edges else ()
-
-
-def least_sum(problem: Problem, price: float, network: tuple[np.ndarray, ...] | None = None) -> float:
-    """The least sum, in ms, of the price of all bytes that are there and of the time of calls that run again, so that
-    all that is needed is there or made."""
-    tails, heads, kinds, which = network or _network(problem)
-    sizes, costs = np.array(problem.sizes, float), np.array(problem.costs)
-    capacities = np.full(len(tails), UNLIMITED, np.int64)
-    for kind, paid in ((1, sizes * price), (2, costs)):
-        capacities[kinds == kind] = (paid[which[kinds == kind]] * UNITS).astype(np.int64)
-    nodes = len(sizes) + len(costs) + 2
-    flow, _ = kernels.max_flow(tails, heads, capacities, nodes)
-    return float(flow) / UNITS
+    def _copies(self, at: int, values: Mapping[Any, int], lasts: str) -> None:
+        """The time of copies one way, of these bytes and of state."""
+        nbytes = {**values, **{(lasts, each, at): self._problem.state[each] for each in self._state}}
+        self._programme.at_least([(("ms", at), 1.0), *((each, -size / PER_MS) for each, size in nbytes.items())])
 
 
 # -------------------------------------------------------------------- the command
@@ -258,7 +365,7 @@ def main() -> None:
         problem = problem if full is None else problem.within(full)
         for each in row["limits"]:
             ours = each.get("ours", {})
-            each["floor_ms"] = max(full or 0.0, problem.floor_ms(ours.get("granted_bytes", each["limit"])))
+            each["floor_ms"] = max(full or 0.0, floor_ms(problem, ours.get("granted_bytes", each["limit"])))
             took = f", took {ours['ms']:.2f} ms" if "ms" in ours else ""
             print(f"    {each['limit'] / 2**20:.0f} MiB: {each['floor_ms']:.2f} ms at the least{took}", flush=True)
     if args.results:

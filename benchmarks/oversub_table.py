@@ -31,9 +31,10 @@ has one; the others are of a later one on a card of the same kind. All of a row 
 LIMITS = """
 The same with limits, or the net's least where that is larger: what is held, MB that leave and come back in a step,
 speed against no limit, the two steps taking turns; the floor, which no mix of keeping, evicting before backward and
-making anew is faster than (`benchmarks/floor.py`), nor is the step without a limit; slices that have their gradients
-with the loss are no such mix, nor are moments and gradients had from what wide convolutions read, nor what is joined of
-parts of parts, and may be. Bold is the fastest of those that hold no more than the limit.
+making anew is faster than in which calls that have room run whole (`benchmarks/floor.py`), nor is the step without a
+limit; slices of the batch of what has room are no such mix, nor are those that have their gradients with the loss,
+moments and gradients had from what wide convolutions read, what is joined of parts of parts, and what leaves during
+backward, and may be. Bold is the fastest of those that hold no more than the limit.
 
 | net, batch | GPU | math | need / limit | limit, MiB | held, MiB | out, MB | in, MB | ours, ms | speed | floor, ms | ours / floor | `save_on_cpu`, MiB | ms | checkpointed, MiB | ms | segments |
 | --- | --- | --- |{bars}
