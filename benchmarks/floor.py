@@ -21,8 +21,8 @@ makes anew is there or not. Parts leave more to choose than whole arrays do: a h
 again of the same half of another. So no more of a value is made behind a moment, from the turn on, than there is then
 of what it is made of, or comes back, or is made as well.
 
-Moments are where runs end that need most bytes, and the turn; the more there are, the higher the bound. In a step of
-very many calls they are the turn and the end, which count in others as well, as small arrays do not in more.
+Moments are where runs end that need most bytes, and the turn; the more there are, the higher the bound. Small arrays
+count at the turn alone.
 
 Of what a ReLU made in place of a scaled array its own gradient needs the signs alone, which count for nothing: the
 kernel of the batch norm's gradient finds them. Gradients of parameters are made and used up in pieces, and state comes
@@ -66,9 +66,8 @@ LINK = 55e9
 """Bytes that a link copies in a second, one way, at its best."""
 PER_MS = LINK / 1e3
 
-MOMENTS = 60
-"""Bytes count in so many, the turn and the end beside, of a step of no more than `MANY` runs."""
-MANY = 1000
+WORK = 18_000
+"""In so many moments by runs the bytes on the device are counted, the turn and the end beside."""
 
 SMALL = 400
 """What takes no more than such a part of the limit counts for nothing in so many moments."""
@@ -77,15 +76,17 @@ Terms = Iterable[tuple[Any, float]]
 """Variables, by what they are, and their factors."""
 
 
-def floor_ms(problem: Problem, limit: int, moments: int = MOMENTS) -> float:
-    """At least so long takes a step that never has more than so many bytes on the device."""
+def floor_ms(problem: Problem, limit: int, moments: int | None = None) -> float:
+    """At least so long takes a step that never has more than so many bytes on the device: by the turn, the end, and so
+    many other moments."""
     turn, end = problem.turn - 1, len(problem.runs) - 1
-    found = _Bound(problem, limit, [turn, end], 1).least_ms()
-    if len(problem.runs) > MANY:
-        return found
     nbytes = {run: _nbytes(problem, each) / _slices(problem, each, limit) for run, each in enumerate(problem.runs)}
     fullest = sorted((run for run in nbytes if nbytes[run]), key=lambda run: -nbytes[run])
-    return max(found, _Bound(problem, limit, sorted({*fullest[:moments], turn, end}), limit // SMALL).least_ms())
+    some = fullest[: WORK // len(problem.runs) if moments is None else moments]
+    bounds = (
+        _Bound(problem, limit, at, least) for at, least in (([turn, end], 1), ([*some, turn, end], limit // SMALL))
+    )
+    return max(bound.least_ms() for bound in bounds)
 
 
 def _nbytes(problem: Problem, run: Run) -> int:
@@ -147,9 +148,10 @@ class _Bound:
     """
 
     def __init__(self, problem: Problem, limit: int, moments: list[int], least: int) -> None:
-        self._problem, self._limit, self._moments, self._programme = problem, limit, moments, _Programme()
-        self._count = len(moments)
-        self._when = [int(at) for at in np.searchsorted(moments, range(len(problem.runs)))]  # of runs
+        self._problem, self._limit, self._programme = problem, limit, _Programme()
+        self._moments = sorted({*moments})
+        self._count = len(self._moments)
+        self._when = [int(at) for at in np.searchsorted(self._moments, range(len(problem.runs)))]  # of runs
         self._turn = self._when[problem.turn - 1]
         self._of_call = [self._when[run] for run, each in enumerate(problem.runs) for _ in each.calls]
         self._maker = {value: call for call, each in enumerate(problem.calls) for value in each.makes}

@@ -34,7 +34,7 @@ def made_up(seed, count=5):
 
 
 class Step:
-    """A step in which nothing runs beside anything else.
+    """A step, each of whose calls ends with the copies there and back that it waits for, all begun as it begins.
 
     Args:
         away: of values of forward, "host" or "nowhere" if they are given away once they are made, and whenever they
@@ -44,12 +44,13 @@ class Step:
     def __init__(self, problem, away, moved):
         self.problem, self.away, self.moved = problem, away, moved
         self.there, self.ms, self.peak = set(), 0.0, 0
+        self.runs, self.came, self.sent = 0.0, 0, 0  # of one call: its time, with that of others before, and bytes
 
     def get(self, value):
         if value in self.there:
             return
         if self.away.get(value) == "host":
-            self.ms += self.problem.sizes[value] / PER_MS
+            self.came += self.problem.sizes[value]
             self.there.add(value)
         else:
             self.call(value)  # whose number is the value's
@@ -57,19 +58,20 @@ class Step:
     def call(self, number):
         for value in self.problem.calls[number].reads:
             self.get(value)
-        self.ms += self.problem.calls[number].ms
+        self.runs += self.problem.calls[number].ms
         self.there.update(self.problem.calls[number].makes)
 
     def run(self):
         sizes, state, calls = self.problem.sizes, self.problem.state, self.problem.calls
         last = {value: at for at, call in enumerate(calls) for value in call.reads}
         for at, call in enumerate(calls):
-            self.ms += sum(state[number] for number in call.state if number in self.moved) / PER_MS
+            self.runs, self.came = 0.0, sum(state[number] for number in call.state if number in self.moved)
             self.call(at)
             lasts = [number for number in range(len(state)) if number not in self.moved or number in call.state]
             self.peak = max(self.peak, sum(sizes[each] for each in self.there) + sum(state[each] for each in lasts))
-            self.ms += sum(state[number] for number in call.updates if number in self.moved) / PER_MS
-            self.ms += sum(sizes[each] for each in call.makes if self.away.get(each) == "host") / PER_MS
+            self.sent = sum(state[number] for number in call.updates if number in self.moved)
+            self.sent += sum(sizes[each] for each in call.makes if self.away.get(each) == "host")
+            self.ms += max(self.runs, self.came / PER_MS, self.sent / PER_MS)
             self.there = {each for each in self.there if each not in self.away and last.get(each, -1) > at}
         return self
 
