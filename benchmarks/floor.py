@@ -120,8 +120,11 @@ class _Programme:
 
     def least(self, costs: Terms) -> float:
         """The least sum."""
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_array
+        try:
+            from scipy.optimize import linprog
+            from scipy.sparse import csr_array
+        except ImportError as error:
+            raise SystemExit(f"SciPy finds floors, which is not there: pip install scipy ({error})") from error
 
         shape = len(self._bounds), len(self._columns)
         objective = np.zeros(shape[1])
