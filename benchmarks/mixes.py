@@ -34,7 +34,7 @@ class Run:
 
 
 @dataclass
-class Made:
+class Single:
     """A call, as it runs by itself once more.
 
     Attributes:
@@ -65,7 +65,7 @@ class Problem:
 
     turn: int = 0
     runs: list[Run] = field(default_factory=list)
-    calls: list[Made] = field(default_factory=list)
+    calls: list[Single] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     state: list[int] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ class _Reader:
         self.problem.runs.append(Run(self._times.ms(unit.calls[-1]), calls, self._whole(unit.calls[-1], calls)))
 
     def _call(self, call: Call, ms: float) -> None:
-        made, written = Made(ms), dict[tuple[SyncedMemory, int, int], None]()
+        made, written = Single(ms), dict[tuple[SyncedMemory, int, int], None]()
         for operand in call.present():
             start, stop = operand.view.offset, operand.view.offset + operand.view.nbytes
             if operand.memory in self._lasting:
@@ -155,7 +155,7 @@ class _Reader:
         self._same(call, {memory for memory, _, _ in written})
         self.problem.calls.append(made)
 
-    def _uses(self, made: Made, operand: Operand, updates: bool) -> None:
+    def _uses(self, made: Single, operand: Operand, updates: bool) -> None:
         state = self.problem.state
         number = self._state.setdefault(operand.memory, len(state))
         state += [0] * (number == len(state))

@@ -9,7 +9,7 @@ import pytest
 import blobmem
 from benchmarks import inputs
 from benchmarks.floor import PER_MS, floor_ms, main
-from benchmarks.mixes import Made, Problem, Run, problem_of
+from benchmarks.mixes import Problem, Run, Single, problem_of
 from blobmem import SimulatedDevice
 from blobmem.net.plan.times import Times
 
@@ -22,13 +22,13 @@ def made_up(seed, count=5):
     for at in range(2 * count):
         before = range(min(at, count))
         reads = rng.sample(before, min(len(before), rng.randint(1, 2))) + [at - 1] * (at > count)
-        call = Made(rng.choice([0.0, 0.01, 0.3, 1.0, 3.0]), reads, [at], [at % 3] if rng.random() < 0.5 else [])
+        call = Single(rng.choice([0.0, 0.01, 0.3, 1.0, 3.0]), reads, [at], [at % 3] if rng.random() < 0.5 else [])
         problem.sizes.append(rng.randint(1, 100) << 20)
         problem.calls.append(call)
         problem.runs.append(Run(call.ms, range(at, at + 1), [*reads, at] if rng.random() < 0.7 else [at]))
     for number in range(3):
         gradient = rng.randrange(count, 2 * count)
-        problem.calls.append(Made(0.1, [gradient], [], [number], [number]))
+        problem.calls.append(Single(0.1, [gradient], [], [number], [number]))
         problem.runs.append(Run(0.1, range(len(problem.runs), len(problem.runs) + 1), []))
     return problem
 
@@ -94,9 +94,9 @@ def test_with_room_for_all_nothing_takes_longer():
 
 def chain(*sizes, read, ms=1.0, again=1e6):
     """Calls that each make a value of the one before, and one that reads some."""
-    calls = [Made(again, [at - 1] if at else [], [at]) for at in range(len(sizes))]
+    calls = [Single(again, [at - 1] if at else [], [at]) for at in range(len(sizes))]
     runs = [Run(ms, range(at, at + 1), []) for at in range(len(sizes) + 1)]
-    return Problem(len(sizes), runs, [*calls, Made(ms, [*read])], [*sizes])
+    return Problem(len(sizes), runs, [*calls, Single(ms, [*read])], [*sizes])
 
 
 def test_what_must_leave_takes_its_time():
@@ -123,7 +123,7 @@ def test_a_call_is_there_as_a_whole():
     problem.runs[1].there = [0, 1]
     problem.sizes.append(0)
     problem.calls[2].makes = [2]
-    problem.calls.append(Made(1.0, [2], [], [0], [0]))
+    problem.calls.append(Single(1.0, [2], [], [0], [0]))
     problem.runs.append(Run(1.0, range(3, 4), []))
     problem.state = [200 * mib]
     assert ms > 3.0
