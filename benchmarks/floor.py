@@ -9,12 +9,13 @@ Why it is a bound, by the times of calls (`net.plan.times`), the sizes of arrays
 Of every value that a call makes some part is on the device in each moment, from none to all. From one moment to a
 later one parts may be made anew, come back from the host or, up to the turn from forward to backward, be copied there.
 What is on the device was there before, or came meanwhile. What a call reads is there while it runs, and all that it
-runs on is there when it ends, but for inputs that its op may write its output over. A call that alone needs more than
-the limit runs in as few slices of the batch as have room; when the last of these ends, that much of each is there. A
-call runs again no more than what it reads is there, or is made anew. Parameters and what is kept for each come and go
-as well; they change in each step, so that what is elsewhere in a moment was copied out since it changed, or is still to
-come for that. In no moment are there more bytes than the limit. Between two passes at least the time of the calls, with
-those that run again, and at least that of the copies either way.
+runs on is there when it ends, but for inputs that its op may write its output over. A call that needs more than the
+limit, alone or beside gradients that were made before and are read later, runs in as few slices of the batch as have
+room; when the last of these ends, that much of each is there. A call runs again no more than what it reads is there, or
+is made anew. Parameters and what is kept for each come and go as well; they change in each step, so that what is
+elsewhere in a moment was copied out since it changed, or is still to come for that. In no moment are there more bytes
+than the limit. Between two passes at least the time of the calls, with those that run again, and at least that of the
+copies either way.
 
 The least time of all that, a linear programme's, is no more than any mix takes, as each array that it keeps, evicts or
 makes anew is there or not. Parts leave more to choose than whole arrays do: a half of one array could be made again and
@@ -94,8 +95,8 @@ def _nbytes(problem: Problem, run: Run) -> int:
 
 
 def _slices(problem: Problem, run: Run, limit: int) -> int:
-    """Of the batch, in which a run has room."""
-    return max(1, math.ceil(_nbytes(problem, run) / limit))
+    """Of the batch, in which a run has room beside gradients."""
+    return max(1, math.ceil(_nbytes(problem, run) / max(1, limit - run.beside)))
 
 
 class _Programme:

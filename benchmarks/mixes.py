@@ -26,11 +26,13 @@ class Run:
         ms: how long it takes.
         calls: these, by number.
         there: the values that are on the device, whole, when it ends.
+        beside: bytes of other gradients, which were made before and are read later.
     """
 
     ms: float
     calls: range
     there: list[int]
+    beside: int = 0
 
 
 @dataclass
@@ -100,11 +102,24 @@ def problem_of(net: Any) -> Problem:
     reader.problem.turn = len(ahead)
     for unit in behind:
         reader.add(unit, unit.calls)
-    # gradients may be made, and used up, in pieces
-    gradients = {value for call in reader.problem.calls if call.updates for value in call.reads}
-    for run in reader.problem.runs:
-        run.there = [value for value in run.there if value not in gradients]
+    _tell_gradients(reader.problem)
     return reader.problem
+
+
+def _tell_gradients(problem: Problem) -> None:
+    """Those of parameters may be made, and used up, in pieces; others last until they are read."""
+    pieces = {value for call in problem.calls if call.updates for value in call.reads}
+    last = {
+        value: at for at, run in enumerate(problem.runs) for call in run.calls for value in problem.calls[call].reads
+    }
+    waiting = set[int]()
+    for at, run in enumerate(problem.runs):
+        run.there = [value for value in run.there if value not in pieces]
+        waiting = {value for value in waiting if last[value] > at}
+        run.beside = sum(problem.sizes[value] for value in waiting.difference(run.there))
+        if at >= problem.turn:
+            made = {value for call in run.calls for value in problem.calls[call].makes}
+            waiting |= {value for value in made - pieces if last.get(value, at) > at}
 
 
 class _Reader:

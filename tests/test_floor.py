@@ -138,6 +138,8 @@ def test_of_a_call_without_room_a_slice_is_there():
     problem.runs[1].there = [0, 1]
     assert floor_ms(problem, 2000 * mib) == floor_ms(problem, 1500 * mib) == pytest.approx(3.0)
     assert floor_ms(problem, 1200 * mib) == pytest.approx(2 * 300 * mib / PER_MS, rel=1e-4)
+    problem.runs[1].beside = 300 * mib  # of 1500, say
+    assert floor_ms(problem, 1500 * mib) == pytest.approx(3.0)
 
 
 def test_a_net_is_calls_that_read_what_others_made():
@@ -158,6 +160,17 @@ def test_a_net_is_calls_that_read_what_others_made():
     assert needed >= {"pool1", "pool2", "relu1", "loss"}
     pooled = next(run for run in problem.runs if names[run.calls[-1]] == "pool1")
     assert {makers[value] for value in pooled.there} == {"conv1", "pool1"}
+
+
+def test_gradients_that_are_read_later_are_beside_a_run():
+    """Of a sum's two sides one has its gradient while that of the other is made."""
+    net = blobmem.Net(BRANCHES, blobmem.TRAIN, device=SimulatedDevice(compute=False), memory="train")
+    problem, (forward, backward) = problem_of(net), net.compiled()
+    names = [call.layer_name for call in (*forward.calls, *backward.calls)]
+    beside = {names[run.calls[-1]]: run.beside for run in problem.runs[problem.turn :]}
+    nbytes = 2 * 4 * 8 * 8 * 4
+    assert beside["last"] == 0 and beside["side"] >= nbytes
+    assert all(run.beside == 0 for run in problem.runs[: problem.turn])
 
 
 def solved(model, batch, limit):
@@ -191,6 +204,19 @@ layer { name: "loss" type: "Reduction" bottom: "last" top: "loss" loss_weight: 1
 """
 
 
+BRANCHES = """
+name: "branches"
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } } }
+layer { name: "first" type: "Convolution" bottom: "data" top: "first"
+  convolution_param { num_output: 4 kernel_size: 1 } }
+layer { name: "side" type: "Convolution" bottom: "first" top: "side"
+  convolution_param { num_output: 4 kernel_size: 1 } }
+layer { name: "act" type: "TanH" bottom: "side" top: "act" }
+layer { name: "sum" type: "Eltwise" bottom: "first" bottom: "act" top: "sum" }
+layer { name: "last" bottom: "sum" top: "last" type: "Convolution"
+  convolution_param { num_output: 1 kernel_size: 1 } }
+layer { name: "loss" type: "Reduction" bottom: "last" top: "loss" loss_weight: 1 }
+"""
 AVERAGE = 'type: "Pooling" pooling_param { pool: AVE kernel_size: 2 }'
 PRODUCT = 'type: "InnerProduct" inner_product_param { num_output: 2 }'
 
