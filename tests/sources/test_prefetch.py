@@ -173,17 +173,20 @@ def test_an_error_comes_with_its_batch_and_again_with_the_next_try(depth, bad):
 
 
 def test_the_earliest_of_several_errors_is_told():
-    source = Source()
+    source, position = Source(), 0
     batches = Prefetcher(source.load, BATCH, 4, threads=3)
     source.seconds = 0.003
-    for position in range(0, 10 * BATCH, BATCH):
+    deadline = time.monotonic() + 10
+    while len(batches._line._threads) < 3:  # which come as batches are waited for
+        assert time.monotonic() < deadline
         check(batches, position)
-    until(lambda: len(batches._line._threads) == 3)
-    source.bad = set(range(200, 300))
-    for position in range(10 * BATCH, 198, BATCH):
-        check(batches, position)
-    with pytest.raises(NetError, match="item 200 is bad"):
-        take(batches, 198)
+        position += BATCH
+    last = position + 23 * BATCH
+    source.bad = set(range(last + 2, last + 102))
+    for each in range(position, last, BATCH):
+        check(batches, each)
+    with pytest.raises(NetError, match=f"item {last + 2} is bad"):
+        take(batches, last)
 
 
 def test_an_interrupted_taker_finds_its_batch_again():
