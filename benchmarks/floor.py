@@ -45,7 +45,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class _Programme:
 
     def at_least(self, terms: Terms, bound: float = 0.0) -> None:
         """Let the sum be no less than that."""
-        self.at_most(((variable, -factor) for variable, factor in terms), -bound)
+        self.at_most(_minus(terms), -bound)
 
     def least(self, costs: Terms) -> float:
         """The least sum."""
@@ -142,6 +142,10 @@ def _sum(*variables: Any, factor: float = 1.0) -> list[tuple[Any, float]]:
     return [(variable, factor) for variable in variables]
 
 
+def _minus(terms: Terms) -> list[tuple[Any, float]]:
+    return [(variable, -factor) for variable, factor in terms]
+
+
 class _Bound:
     """The linear programme of a problem under a limit, at the ends of some runs, of what has so many bytes or more.
 
@@ -158,6 +162,8 @@ class _Bound:
         self._when = [int(at) for at in np.searchsorted(self._moments, range(len(problem.runs)))]  # of runs
         self._turn = self._when[problem.turn - 1]
         self._of_call = [self._when[run] for run, each in enumerate(problem.runs) for _ in each.calls]
+        calls = zip(self._of_call, problem.calls, strict=True)
+        self._read = {value: at for at, each in calls for value in each.reads}  # for the last time
         self._maker = {value: call for call, each in enumerate(problem.calls) for value in each.makes}
         large = (value for value, size in enumerate(problem.sizes) if size >= least)
         self._born = {value: self._of_call[self._maker[value]] for value in large}
@@ -192,14 +198,15 @@ class _Bound:
         """What there is of a value up to a moment; None for all, as its call runs."""
         if self._born[value] == at:
             return None
-        return _sum(("there", value, at - 1), *self._come(value, at))
+        return _sum(("there", value, at - 1), *self._anew(value, [at]), *self._back(value, [at]))
 
-    def _come(self, value: int, at: int) -> Iterator[Any]:
-        """What comes of it up to a moment, in which it may be of use."""
-        if self._born[value] < at <= self._last[value]:
-            yield "anew", value, at
-            if self._of_forward(value):
-                yield "back", value, at
+    def _anew(self, value: int, moments: Iterable[int]) -> list[Any]:
+        """What is made anew of it up to these, where it may be of use."""
+        return [("anew", value, at) for at in moments if self._born[value] < at <= self._last[value]]
+
+    def _back(self, value: int, moments: Iterable[int]) -> list[Any]:
+        """What comes back of it up to these."""
+        return [("back", value, at) for _, _, at in self._anew(value, moments) if self._of_forward(value)]
 
     def _of_forward(self, value: int) -> bool:
         return self._maker[value] < self._problem.runs[self._problem.turn].calls.start
@@ -207,7 +214,7 @@ class _Bound:
     def _no_more(self, terms: Terms, value: int, at: int) -> None:
         """Let the sum be no more than there is of a value."""
         had = self._had(value, at)
-        self._programme.at_most([*terms, *((variable, -1.0) for variable, _ in had or ())], 1.0 if had is None else 0.0)
+        self._programme.at_most([*terms, *_minus(had or ())], 1.0 if had is None else 0.0)
 
     def _values(self) -> None:
         """What is there was there, or came; and is there where a call needs it."""
@@ -223,9 +230,10 @@ class _Bound:
                 self._programme.at_least(had, 1.0)
         for at, moment in enumerate(self._moments):
             run = self._problem.runs[moment]
+            part = 1 / _slices(self._problem, run, self._limit)
             for value in run.there:
                 if value in self._born:
-                    self._programme.at_least(_sum(("there", value, at)), 1 / _slices(self._problem, run, self._limit))
+                    self._programme.at_least(_sum(("there", value, at)), part)
 
     def _host(self) -> None:
         """What comes back was sent before, up to the turn."""
@@ -233,10 +241,9 @@ class _Bound:
             for value in self._sent(at):
                 self._no_more(_sum(("sent", value, at)), value, at)
         for value, born in self._born.items():
-            for at in range(born + 1, self._last[value] + 1):
-                sent = [("sent", value, other) for other in range(born, min(at, self._turn) + 1)]
-                if ("back", value, at) in self._come(value, at):
-                    self._programme.at_most([*_sum(("back", value, at)), *_sum(*sent, factor=-1.0)])
+            for back in self._back(value, range(self._count)):
+                sent = [("sent", value, at) for at in range(born, min(back[-1], self._turn) + 1)]
+                self._programme.at_most([*_sum(back), *_sum(*sent, factor=-1.0)])
 
     def _sent(self, at: int) -> list[int]:
         """The values of forward that may be copied out up to a moment."""
@@ -247,9 +254,9 @@ class _Bound:
         """What is made anew takes its call, and that what it reads."""
         for value, born in self._born.items():
             call = self._maker[value]
-            for at in range(born + 1, self._last[value] + 1):
-                self._again[call, at] = None
-                self._programme.at_most([(("anew", value, at), 1.0), (("runs", call, at), -1.0)])
+            for anew in self._anew(value, range(born, self._count)):
+                self._again[call, anew[-1]] = None
+                self._programme.at_most([(anew, 1.0), (("runs", call, anew[-1]), -1.0)])
         for call, at in self._again:
             for value in self._problem.calls[call].reads:
                 if value in self._born and self._born[value] < at:
@@ -259,22 +266,18 @@ class _Bound:
         """What is made anew behind a moment, all in all, takes what it is made of, all in all."""
         programme, calls = self._programme, dict[int, None]()
         later = range(at + 1, self._count)
-        wanted = {value for when, call in zip(self._of_call, self._problem.calls, strict=True) if when > at
-                  for value in call.reads}  # fmt: skip
         here = {value for value, born in self._born.items() if born <= at < self._last[value]}
 
         def but(value: int) -> list[tuple[Any, float]]:
             """What there is of a value then, comes back, or is made."""
-            back = (each for when in later for each in self._come(value, when) if each[0] == "back")
-            return _sum(("there", value, at), ("more", value, at), *back)
+            return _sum(("there", value, at), ("more", value, at), *self._back(value, later))
 
         for value in here:
             call, more = self._maker[value], _sum(("more", value, at))
             calls[call] = None
-            anew = (each for when in later for each in self._come(value, when) if each[0] == "anew")
-            programme.at_most([*more, *_sum(*anew, factor=-1.0)])
+            programme.at_most([*more, *_sum(*self._anew(value, later), factor=-1.0)])
             programme.at_most([*more, (("made", call, at), -1.0)])
-            if value in wanted:
+            if self._read.get(value, at) > at:
                 programme.at_least(but(value), 1.0)
         for call in calls:
             made = _sum(("made", call, at))
@@ -282,7 +285,7 @@ class _Bound:
             programme.at_most([*made, *_sum(*runs, factor=-1.0)])
             for value in self._problem.calls[call].reads:
                 if value in here:
-                    programme.at_most([*made, *((variable, -1.0) for variable, _ in but(value))])
+                    programme.at_most([*made, *_minus(but(value))])
 
     def _lasting(self, number: int) -> None:
         """State comes and goes. It is there for calls that need it; and what is elsewhere, and changes in each step,
@@ -294,7 +297,7 @@ class _Bound:
         first = max((self._of_call[self._maker[value]] for value in gradients), default=min(changes, default=None))
         for at in range(self._count):
             before = _sum(("state", number, (at - 1) % self._count), ("in", number, at))
-            programme.at_most([*_sum(("state", number, at)), *((variable, -1.0) for variable, _ in before)])
+            programme.at_most([*_sum(("state", number, at)), *_minus(before)])
             if at in needed:
                 programme.at_least(before, 1.0)
             if first is None:
@@ -324,12 +327,10 @@ class _Bound:
         problem, ms = self._problem, ("ms", at)
         usual = sum(each.ms for run, each in enumerate(problem.runs) if self._when[run] == at)
         again = [(("runs", call, when), problem.calls[call].ms) for call, when in self._again if when == at]
-        self._programme.at_least([(ms, 1.0), *((variable, -factor) for variable, factor in again)], usual)
+        self._programme.at_least([(ms, 1.0), *_minus(again)], usual)
         values = {("sent", value, at): problem.sizes[value] for value in self._sent(at)}
         self._copies(at, values, "out")
-        back = {
-            each: problem.sizes[value] for value in self._born for each in self._come(value, at) if each[0] == "back"
-        }
+        back = {each: problem.sizes[value] for value in self._born for each in self._back(value, [at])}
         self._copies(at, back, "in")
 
     def _copies(self, at: int, values: Mapping[Any, int], lasts: str) -> None:

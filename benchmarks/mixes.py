@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blobmem.memory import Intent, SyncedMemory
+from blobmem.net.fusion import UPDATES
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.heirs import IN_PLACE
 from blobmem.net.plan.places import draft
@@ -153,7 +154,7 @@ class _Reader:
         for operand in call.present():
             start, stop = operand.view.offset, operand.view.offset + operand.view.nbytes
             if operand.memory in self._lasting:
-                self._uses(made, operand, str(call.op).endswith("_update"))
+                self._uses(made, operand, call.op in UPDATES)
                 continue
             if operand.intent is not Intent.OVERWRITE:
                 made.reads += [each for each in self._values(operand) if each not in made.reads]
