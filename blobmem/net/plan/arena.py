@@ -26,6 +26,15 @@ a time, so that plans repeat."""
 LARGE = (40, 100)
 """What has more than such a part of the bytes of an arena is large."""
 
+WITHIN = (100, 400)
+"""The same where a given number of bytes will do."""
+
+FULL = 0.999
+"""What is small, and lives where more than such a part of these is in use, is put first then."""
+
+BEST = 3
+"""With so many orders, those that end first, a search for places within them goes on."""
+
 
 class Layout(NamedTuple):
     """Where arrays lie: the offset in bytes of each, in the lifetimes' order, and the bytes of the arena."""
@@ -64,11 +73,15 @@ def _remembered(rectangles: tuple[tuple[int, int, int], ...], enough: int) -> li
 
 def largest_load(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> int:
     """The largest sum of sizes of arrays that live at one time: no arena is smaller."""
-    times = np.concatenate([first, last + 1])
-    order = np.argsort(times, kind="stable")
-    changes, times = np.concatenate([size, -size])[order], times[order]
-    sums = np.cumsum(changes)
-    return int(sums[np.append(times[1:] != times[:-1], True)].max())
+    return int(_loads(first, last, size).max())
+
+
+def _loads(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Of each step, up to the last, the sum of sizes of arrays that live then."""
+    changes = np.zeros(last.max() + 2, np.int64)
+    np.add.at(changes, first, size)
+    np.add.at(changes, last + 1, -size)
+    return np.cumsum(changes)[:-1]
 
 
 def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -> np.ndarray:
@@ -77,25 +90,50 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -
     from blobmem.net.plan import kernels  # its compiler takes a while to import
 
     goal, work = max(largest_load(first, last, size), enough), WORK // (8 if enough else 1)
-    best, best_order, offsets = kernels.NO_LIMIT, None, size
-    for order in chain(_orders(first, last, size), _orders_of_large(first, last, size)):
-        trial = np.empty_like(size)
-        total, done = kernels.put_all(order, first, last, size, trial, best - 1)
-        if total < best:
-            best, best_order, offsets = total, order, trial
+    around, least = (_orders_around_large if enough else _orders_of_large)(first, last, size, goal), kernels.NO_LIMIT
+    found = list[tuple[int, int, np.ndarray, np.ndarray]]()
+    for number, order in enumerate(chain(_orders(first, last, size), around)):
+        offsets = np.empty_like(size)
+        total, done = kernels.put_all(order, first, last, size, offsets, kernels.NO_LIMIT if enough else least - 1)
+        if total < least or enough:
+            least = min(least, total)
+            found.append((total, number, order, offsets))
         work -= done
-        if best <= goal or work <= 0:
-            return offsets
-    kernels.improve(best_order, first, last, size, offsets, goal, work // 2)
-    return offsets
+        if least <= goal or work <= 0:
+            return min(found)[-1]
+    found.sort()
+    for _, number, order, offsets in found[: BEST if enough else 1]:
+        total = kernels.improve(order, first, last, size, offsets, goal, work // 2)
+        if total < least:
+            least, found[0] = total, (total, number, order, offsets)
+        if least <= goal:
+            break
+    return found[0][-1]
 
 
-def _orders_of_large(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> Iterator[np.ndarray]:
+def _orders_around_large(first: np.ndarray, last: np.ndarray, size: np.ndarray, goal: int) -> Iterator[np.ndarray]:
+    """Orders in which large arrays come as a short search by themselves has found to be good, behind the small ones
+    that live where nearly all is in use: there is a place for all others."""
+    from blobmem.net.plan import kernels
+
+    load = _loads(first, last, size)
+    most = np.array([load[begin : end + 1].max() for begin, end in zip(first, last, strict=True)])
+    rest = np.lexsort((first, -size, first - last, -most))
+    for part in WITHIN:
+        large, small = np.flatnonzero(size * part > goal), rest[size[rest] * part <= goal]
+        if len(large) < 2:
+            continue
+        own, full = (first[large], last[large], size[large]), most[small] >= FULL * goal
+        for order in islice(_orders(*own), 5):
+            kernels.improve(order, *own, np.empty_like(own[2]), largest_load(*own), WORK // 64)
+            yield np.concatenate([small[full], large[order], small[~full]])
+
+
+def _orders_of_large(first: np.ndarray, last: np.ndarray, size: np.ndarray, goal: int) -> Iterator[np.ndarray]:
     """Orders in which the large arrays come first, as a search by themselves, which is quick, has found them to be
     good."""
     from blobmem.net.plan import kernels
 
-    goal = largest_load(first, last, size)
     rest = np.lexsort((first, -size * (last - first + 1)))
     for part in LARGE:
         large = np.flatnonzero(size * part > goal)

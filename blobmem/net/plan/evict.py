@@ -38,6 +38,9 @@ SLACK = 0.3
 """ms by which copies are done before their bytes are used, where there is room for that: calls then wait once for
 several copies, and each wait that is not there saves a GPU microseconds between two kernels."""
 
+SHORTER = 4
+"""How often arrays go sooner for those beside them to have places."""
+
 MORE = (1.0, 0.75)
 """The same in passes of `MANY` steps, then, where all arrays take no more than such a part of the room."""
 
@@ -230,13 +233,15 @@ def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Ti
 
 def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
     """The same, with arrays that leave in their places until that is done by the clock (`reckon`, as if bytes were
-    free), where there is room for them that long: whatever has their bytes next need not wait."""
+    free), where there is room for them that long: whatever has their bytes next need not wait. Where an arena of
+    `enough` bytes is not found so, those go sooner that are there beside what ends beyond it."""
     load, steps, turn = loads(drawn), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
     begins, until = _begins(steps, clock), [*range(len(steps))]
     last = {life.key: life.last for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
     leaving = [at for at, step in enumerate(steps) if step.calls[-1].op == "evict"]
     for at in leaving:
         until[at] = last[Use.place(steps[at].calls[-1].operand(0))]
+    least = [*until]
     for slack, part in _slacks(steps):
         for at in leaving:
             stop, size = turn if at < turn else len(steps), round_up(steps[at].calls[-1].operand(0).nbytes, ALIGNMENT)
@@ -244,7 +249,18 @@ def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
             while until[at] + 1 < stop and begins[until[at] + 1] < done and load[until[at] + 1] <= most:
                 until[at] += 1
                 load[until[at]] += size
-    return drawn.lasting(until)
+    found = drawn.lasting(until)
+    for _ in range(SHORTER if drawn.enough else 0):
+        placed = zip(found.lives.arena, found.layout.offsets, strict=True)
+        beyond = [life for life, offset in placed if offset + life.nbytes > drawn.enough]
+        if not beyond:
+            break
+        for at in leaving:
+            for life in beyond:
+                if life.first <= until[at] and least[at] < life.last:
+                    until[at] = max(least[at], life.first - 1)
+        found = drawn.lasting(until)
+    return found
 
 
 def _slacks(steps: Sequence[Unit]) -> list[tuple[float, float]]:

@@ -10,6 +10,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from blobmem.devices.base import readable_bytes
+from blobmem.devices.pages import round_up
 from blobmem.errors import OutOfDeviceMemory
 from blobmem.memory import Side, SyncedMemory
 from blobmem.net.needs import Need
@@ -26,6 +27,10 @@ from blobmem.ops.registry import table
 if TYPE_CHECKING:
     from blobmem.net.net import Net
 
+GRAIN = 1 << 16
+"""The least of a net that needs a thousand times as many bytes is told in whole pieces of so many: in less a gap of a
+few hundred between small arrays would be in the way of copies that come sooner."""
+
 MANY_LIVES, GAPS = 2000, 64
 """Of a net of so many lifetimes such a part of the room is left for gaps: to lay its arrays out anew takes seconds."""
 
@@ -37,9 +42,6 @@ EARLY = 0.97
 
 NEXT = 3
 """How many of those that may take least time are looked at once more, with evicted state that comes sooner."""
-
-LINGERING = (1.0, 0.95, 0.9)
-"""How much of it they may take that stay until they have left: the most with which all find a place."""
 
 
 def fitting(
@@ -239,8 +241,8 @@ def without(net: Net, way: Way, chosen: Sequence[Candidate], times: Times, enoug
     drawn.enough = enough
     if room:
         clock = reckon(drawn, times, bytes_free=True)
-        longer = (lingering(drawn, clock, int(part * room)) for part in LINGERING)
-        drawn = next((each for each in longer if each.layout.nbytes <= enough), drawn)
+        longer = lingering(drawn, clock, room)
+        drawn = longer if longer.layout.nbytes <= enough else drawn
     return dataclasses.replace(
         made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,
         homes=found.homes, fetched=fetched, evicted=travelling(chosen), recipe=recipe,
@@ -251,6 +253,7 @@ def _too_little(net: Net, least: Made, usual: Made, most: int, beside: int) -> O
     """What to say where no plan fits into the `most` bytes that there may be; `least` is the smallest of them, and
     `usual` are the calls of a whole batch."""
     needed = beside + least.places.layout.nbytes
+    needed = round_up(needed, GRAIN) if needed > 1000 * GRAIN else needed
     units = list(chain.from_iterable(least.places.units))
     load = loads(least.places)
     step = int(load.argmax())

@@ -379,7 +379,7 @@ def _fits(
         each.spread = net.spread
     first = found[0].sliced
     comes = net._evicted or (first is not None and first.given)
-    return min((sooner(net, each) for each in found), key=_rank) if comes else found[0]
+    return sooner(net, found) if comes else found[0]
 
 
 def _rank(found: Made | OutOfDeviceMemory, good: float = 0.0) -> tuple[bool, float, int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -37,21 +37,51 @@ needed last; or the first, before arrays that come back anyway and would be in i
 every array that comes back in its turn."""
 
 
-def sooner(net: Net, made: Made) -> Made:
-    """The calls, with state fetched before it is needed, so that it is there in time where there is room that early;
-    with its updates where there is room for all that they need, if that takes less time. That is not tried with many
-    calls."""
+def sooner(net: Net, several: Iterable[Made]) -> Made:
+    """The best of several plans' calls, with state fetched before it is needed, so that it is there in time where there
+    is room that early; with its updates where there is room for all that they need, if that takes less time. That is
+    not tried with many calls.
+
+    When calls begin is known for such as wait for nothing. Of the best so far it is looked at once more as they begin
+    in that, while it is a help.
+    """
+    found = [
+        (_fetched_sooner(net, each, each), each) for made in several for each in (made, _spaced(net, made)) if each
+    ]
+    best, made = min(found, key=lambda pair: pair[0].ms)
+    before = math.inf
+    while best is not made and best.ms < before:
+        before, best = best.ms, _fetched_sooner(net, made, best)
+    return best
+
+
+def _spaced(net: Net, made: Made) -> Made | None:
+    """The calls, with updates of evicted state where there is room for them."""
     many = len(made.forward) + len(made.backward) >= MANY
-    elsewhere = None if many else _best_of(net, made, (1.0, *SOONER), spaced, {})
-    found = [_fetched_sooner(net, each) for each in (made, elsewhere) if each is not None]
-    return min(found, key=lambda each: each.ms)
+    return None if many else _best_of(net, made, (1.0, *SOONER), spaced, {})
 
 
-def _fetched_sooner(net: Net, made: Made) -> Made:
-    """The calls, with state fetched before it is needed, in the best of the `ORDERS`."""
+def _fetched_sooner(net: Net, made: Made, best: Made) -> Made:
+    """The calls, with state fetched before it is needed, in the best of the `ORDERS`, as calls begin in the `best` plan
+    of them so far; or that, if it takes less."""
     known = dict[Any, Made | None]()  # orders may come to the same
-    found = (_best_of(net, made, SOONER, functools.partial(_moves, order=order), known) for order in ORDERS)
-    return min((each for each in (made, *found) if each is not None), key=lambda each: each.ms)
+    moves = functools.partial(_moves, begins=_begins(made, best, Times(net.device)))
+    found = (_best_of(net, made, SOONER, functools.partial(moves, order=order), known) for order in ORDERS)
+    return min((each for each in (best, *found) if each is not None), key=lambda each: each.ms)
+
+
+def _begins(made: Made, found: Made, times: Times) -> np.ndarray:
+    """When each step of the calls begins, and all ends, in ms, if calls begin as in a plan that was made of them; of
+    copies, the call behind them. If the plan is none, as if nothing waited."""
+    units = [*chain(*made.places.units)]
+    copies = np.array([unit.calls[-1].op in COPIES for unit in units])
+    clock = reckon(found.places, times)
+    ran = [unit.calls[-1].op not in COPIES for unit in chain(*found.places.units)]
+    if found is made or sum(ran) != np.count_nonzero(~copies):
+        return np.cumsum([0.0, *(0.0 if unit.calls[-1].op in COPIES else times.ms(unit.calls[-1]) for unit in units)])
+    begins = np.full(len(units) + 1, clock.ms)
+    begins[:-1][~copies] = clock.begin[ran]
+    return np.minimum.accumulate(begins[::-1])[::-1]
 
 
 def _best_of(
@@ -103,14 +133,13 @@ def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves
     return None
 
 
-def _moves(made: Made, room: int, times: Times, order: str) -> Moves:
+def _moves(made: Made, room: int, times: Times, order: str, begins: np.ndarray) -> Moves:
     """Of forward and of backward, from where to before which call what fetches state is to go, in one of the `ORDERS`.
 
-    Copies follow one another, each as late as will do.
+    Copies follow one another, each as late as will do for calls that begin so.
     """
     load, units = loads(made.places), [*chain(*made.places.units)]
     turn, result = len(made.places.units[0]), (dict[int, int](), dict[int, int]())
-    begins = np.cumsum([0, *(0 if unit.calls[-1].op in COPIES else times.ms(unit.calls[-1]) for unit in units)])
     fetches = [at for at, unit in enumerate(units) if unit.calls[-1].op == "fetch"]
     sizes = {at: round_up(units[at].calls[-1].operand(0).view.nbytes, ALIGNMENT) for at in fetches}
     takes = [times.copy_ms(sizes[at]) for at in fetches]

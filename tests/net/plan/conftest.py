@@ -4,7 +4,7 @@ from bisect import bisect, insort
 
 import pytest
 
-from blobmem.net.plan import arena, fitting, levels, rounds, sooner, ways
+from blobmem.net.plan import arena, levels, rounds, sooner, ways
 
 
 def _largest_load(lifetimes):
@@ -57,7 +57,6 @@ def few_plans():
     layouts are looked for less long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arena, "WORK", arena.WORK // 10)
-        patch.setattr(fitting, "LINGERING", fitting.LINGERING[-1:])
         patch.setattr(levels, "LEVELS", levels.LEVELS[1::2])
         patch.setattr(sooner, "SOONER", sooner.SOONER[1:2])
         patch.setattr(levels, "STAYING", ())

@@ -128,6 +128,16 @@ def test_the_load_is_that_of_a_plain_computation(largest_load, arrays):
     assert reckoned_load(columns[:, 1], columns[:, 2], columns[:, 0]) == largest_load(arrays)
 
 
+@given(LIVES, st.floats(0.9, 1.1))
+@settings(deadline=None)
+def test_within_given_bytes_nothing_overlaps_and_the_layout_repeats(check, largest_load, arrays, part):
+    enough = 1 + int(part * largest_load(arrays))
+    plan = layout(arrays, 1, enough)
+    check(arrays, plan, 1)
+    arena._remembered.cache_clear()
+    assert layout([life._replace(key=object()) for life in arrays], 1, enough) == plan
+
+
 def test_an_arena_that_is_small_enough_is_not_made_smaller():
     arrays = drawn(3, 60, 60, 20, 500)
     least, most = layout(arrays, 1).nbytes, sum(life.nbytes for life in arrays)
@@ -166,7 +176,7 @@ def test_where_no_fixed_order_is_good_the_search_is(monkeypatch, check, largest_
     for arrays, plan, load in zip(family, plans, loads, strict=True):
         check(arrays, plan, 1)
         assert plan.nbytes <= 1.02 * load
-    monkeypatch.setattr(kernels, "improve", lambda *arguments: None)
+    monkeypatch.setattr(kernels, "improve", lambda *arguments: kernels.NO_LIMIT)
     fixed = [layout(arrays, 1).nbytes for arrays in family]
     assert max(nbytes / load for nbytes, load in zip(fixed, loads, strict=True)) > 1.02, "they would be no test"
 

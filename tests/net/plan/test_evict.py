@@ -5,6 +5,7 @@ import functools
 import importlib
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -330,6 +331,7 @@ def test_what_leaves_stays_while_it_is_under_way(monkeypatch, waits, last):
     assert last_of(drawn) == 1
     assert last_of(evict.lingering(drawn, clock, 1 << 20)) == last
     assert last_of(evict.lingering(drawn, clock, 2 * a.nbytes)) == 2, "there is no room for more"
+    assert last_of(evict.lingering(replace(drawn, enough=2 * a.nbytes), clock, 1 << 20)) == 2, "nor a place"
     monkeypatch.setattr(evict, "MANY", len(calls))
     for part, longer in ((1.0, len(calls) - 1), (0.0, last)):
         monkeypatch.setattr(evict, "MORE", (20.0, part))
