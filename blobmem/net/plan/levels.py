@@ -22,7 +22,7 @@ from blobmem.net.plan.fitting import fits, fitting, forward_fitting, room_of, se
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.recipes import Kept
 from blobmem.net.plan.slices import Runs, times_as_many
-from blobmem.net.plan.sooner import sooner
+from blobmem.net.plan.sooner import refined, sooner
 from blobmem.net.plan.state import is_torn, staying, whiles_of
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.ways import GOOD, MANY, Made, glance
@@ -201,6 +201,9 @@ class _Search:
         if self._slices and self._is_slow and not (self._is_found and (self._exact or self._many)):
             states = ((), *(self._levels if self._much else self._levels[1::2]))
             self._best = min([self._best, *_abreast(net, self._made, states, good, self._best)], key=_rank)
+        if isinstance(self._best, Made) and self._is_slow:
+            net.evict_state(self._best.state, self._best.spread)
+            self._best = refined(net, self._best)
         return self._best
 
     @property
@@ -379,7 +382,7 @@ def _fits(
         each.spread = net.spread
     first = found[0].sliced
     comes = net._evicted or (first is not None and first.given)
-    return sooner(net, found) if comes else found[0]
+    return min((sooner(net, each) for each in found), key=_rank) if comes else found[0]
 
 
 def _rank(found: Made | OutOfDeviceMemory, good: float = 0.0) -> tuple[bool, float, int]:

@@ -96,10 +96,10 @@ class Kept:
             **recipe._asdict(),
             "less": None if recipe.less is None else self._packed(recipe),
             "rooms": [(layer, op, nbytes) for (layer, op), nbytes in recipe.rooms],
-            "moves": [(tight, *([*each.items()] for each in moves)) for tight, *moves in recipe.moves],
+            "moves": [(tight, [*moves.items()]) for tight, moves in recipe.moves],
             "state": [(number[memory], staying) for memory, staying in found.state.items()],
             "spread": found.spread, "ms": found.ms, "usual_ms": self._usual_ms(),
-            "calls": [len(found.forward), len(found.backward)],
+            "calls": len(found.forward) + len(found.backward),
         }  # fmt: skip
         net.take_abreast(None)
         keep(self._path, json.dumps(content, default=int).encode())  # NumPy's integers, too
@@ -161,12 +161,12 @@ class Kept:
             made = without(net, way, away, times, content["enough"], content["room"])
         made.state = {memory: memory.staying for memory in net._evicted}
         made.spread = net.spread
-        if content["calls"] != [len(made.forward), len(made.backward)]:
+        if content["calls"] != len(made.forward) + len(made.backward):
             return None  # by other times some state stays between two uses, or does not
         made.ms = reckon(made.places, times).ms
-        for tight, forward, backward in content["moves"]:
+        for tight, moves in content["moves"]:
             net._have(made)
-            found = with_moves(net, made, (tight, room_of(net, made)), times, (dict(forward), dict(backward)))
+            found = with_moves(net, made, (tight, room_of(net, made)), times, dict(moves))
             if found is None:
                 return None
             made = found

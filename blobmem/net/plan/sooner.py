@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -31,43 +31,54 @@ SOONER = (0.97, 0.91, 0.83, 0.76)
 """What part of the room arrays may take with state that comes before it is needed, in plans that are compared: gaps
 between them take the rest."""
 
+FINER = (0.995, 0.985, 0.97, 0.94, 0.91, 0.87)
+"""The same of the best of them."""
+
 FIRST, LAST, AROUND, EVERY = ORDERS = "first", "last", "around", "every"
 """Where there is no room for all to come before it is needed, what is needed first is the first to have it, or what is
 needed last; or the first, before arrays that come back anyway and would be in its way on the link; or the first, and
 every array that comes back in its turn."""
 
 
-def sooner(net: Net, several: Iterable[Made]) -> Made:
-    """The best of several plans' calls, with state fetched before it is needed, so that it is there in time where there
-    is room that early; with its updates where there is room for all that they need, if that takes less time. That is
-    not tried with many calls.
+def sooner(net: Net, made: Made) -> Made:
+    """The calls, with state fetched before it is needed, so that it is there in time where there is room that early;
+    with its updates where there is room for all that they need, if that takes less time. That is not tried with many
+    calls."""
+    many = len(made.forward) + len(made.backward) >= MANY
+    elsewhere = None if many else _best_of(net, made, (1.0, *SOONER), spaced, {})
+    found = [_fetched_sooner(net, each) for each in (made, elsewhere) if each is not None]
+    return min(found, key=lambda each: each.ms)
 
-    When calls begin is known for such as wait for nothing. Of the best so far it is looked at once more as they begin
-    in that, while it is a help.
-    """
-    found = [
-        (_fetched_sooner(net, each, each), each) for made in several for each in (made, _spaced(net, made)) if each
-    ]
-    best, made = min(found, key=lambda pair: pair[0].ms)
-    before = math.inf
-    while best is not made and best.ms < before:
-        before, best = best.ms, _fetched_sooner(net, made, best)
+
+def refined(net: Net, made: Made) -> Made:
+    """The calls that `sooner` has found, with what comes sooner found anew: by when calls begin in the best plan so
+    far, with what they wait for, in more parts of the room, and of forward; while that is a help, and not with many
+    steps."""
+    best, before = made, math.inf
+    if made.before is None or sum(map(len, made.places.units)) >= MANY:
+        return made
+    while best.ms < before:
+        before, begins = best.ms, _begins(made.before, best, Times(net.device))
+        known = dict[Any, Made | None]()
+        for across in (False, True)[: 1 + net.updates_in_backward]:
+            moves = functools.partial(_moves, begins=begins, across=across)
+            found = _in_orders(net, made.before, FINER, moves, known)
+            best = min([best, *found], key=lambda each: each.ms)
     return best
 
 
-def _spaced(net: Net, made: Made) -> Made | None:
-    """The calls, with updates of evicted state where there is room for them."""
-    many = len(made.forward) + len(made.backward) >= MANY
-    return None if many else _best_of(net, made, (1.0, *SOONER), spaced, {})
+def _fetched_sooner(net: Net, made: Made) -> Made:
+    """The calls, with state fetched before it is needed, in the best of the `ORDERS`, if calls wait for nothing."""
+    moves = functools.partial(_moves, begins=_begins(made, made, Times(net.device)))
+    return min([made, *_in_orders(net, made, SOONER, moves, {})], key=lambda each: each.ms)
 
 
-def _fetched_sooner(net: Net, made: Made, best: Made) -> Made:
-    """The calls, with state fetched before it is needed, in the best of the `ORDERS`, as calls begin in the `best` plan
-    of them so far; or that, if it takes less."""
-    known = dict[Any, Made | None]()  # orders may come to the same
-    moves = functools.partial(_moves, begins=_begins(made, best, Times(net.device)))
-    found = (_best_of(net, made, SOONER, functools.partial(moves, order=order), known) for order in ORDERS)
-    return min((each for each in (best, *found) if each is not None), key=lambda each: each.ms)
+def _in_orders(
+    net: Net, made: Made, parts: Sequence[float], moves_of: Callable[..., Moves], known: dict[Any, Made | None]
+) -> list[Made]:
+    """`_best_of` in each of the `ORDERS`, which may come to the same, as is `known`."""
+    found = (_best_of(net, made, parts, functools.partial(moves_of, order=order), known) for order in ORDERS)
+    return [each for each in found if each is not None]
 
 
 def _begins(made: Made, found: Made, times: Times) -> np.ndarray:
@@ -99,7 +110,7 @@ def _best_of(
     for part in parts:
         tight = int(part * room)
         moves = moves_of(made, tight, times)
-        same = tight, *(frozenset(each.items()) for each in moves)
+        same = tight, frozenset(moves.items())
         if same not in known:
             known[same] = with_moves(net, made, (tight, room), times, moves)
         found = known[same]
@@ -115,37 +126,45 @@ def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves
     """The calls, with these moved, if all has places in the second of the rooms; arrays stay until they have left where
     the loads are no more than the first."""
     tight, room = rooms
-    early, in_backward = moves
-    if not early and not in_backward:
+    if not moves:
         return None
-    (forward, position), (backward, _) = with_moved(made.forward, early), with_moved(made.backward, in_backward)
+    calls, position = with_moved([*made.forward, *made.backward], moves)
+    turn = len(made.forward) + sum(to < len(made.forward) <= at for at, to in moves.items())
+    forward, backward = calls[:turn], calls[turn:]
     schedules = net._scheduled(forward, backward, made.passing)
     drawn = draft(net, schedules, made.kept)
     drawn.enough = room
     for each in (lingering(drawn, reckon(drawn, times, bytes_free=True), tight), drawn):
         if each.layout.nbytes <= room:
             remade, ms = moved(made.remade, position), reckon(each, times).ms
-            recipe = made.recipe._replace(moves=(*made.recipe.moves, (tight, *moves)))
+            recipe = made.recipe._replace(moves=(*made.recipe.moves, (tight, moves)))
             return dataclasses.replace(
                 made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=each, ms=ms,
-                recipe=recipe,
+                recipe=recipe, before=made,
             )  # fmt: skip
     return None
 
 
-def _moves(made: Made, room: int, times: Times, order: str, begins: np.ndarray) -> Moves:
-    """Of forward and of backward, from where to before which call what fetches state is to go, in one of the `ORDERS`.
+def _moves(
+    made: Made, room: int, times: Times, order: str, begins: np.ndarray, across: bool = False
+) -> Moves:  # fmt: skip
+    """From where to before which call what fetches state is to go, in one of the `ORDERS`.
 
-    Copies follow one another, each as late as will do for calls that begin so.
+    Copies follow one another, each as late as will do for calls that begin so; with `across`, some that backward needs
+    come in forward.
     """
     load, units = loads(made.places), [*chain(*made.places.units)]
-    turn, result = len(made.places.units[0]), (dict[int, int](), dict[int, int]())
+    turn, result = len(made.places.units[0]), dict[int, int]()
     fetches = [at for at, unit in enumerate(units) if unit.calls[-1].op == "fetch"]
     sizes = {at: round_up(units[at].calls[-1].operand(0).view.nbytes, ALIGNMENT) for at in fetches}
-    takes = [times.copy_ms(sizes[at]) for at in fetches]
-    wanted, moved = _wanted(units, fetches, begins, takes, order == AROUND), set[int]()
+    takes = {at: times.copy_ms(size) for at, size in sizes.items()}
+    crossing = _crossing(units, turn, load, room, begins, sizes, takes) if across else {}
+    for at, step in crossing.items():
+        load[step:at] += sizes.pop(at)
+        del takes[at]
+    wanted, moved = _wanted(units, takes, begins, order == AROUND), set[int]()
     least, before = _earliest(units, turn, order == EVERY), 0
-    for at in reversed(fetches) if order == LAST else fetches:
+    for at in reversed(sizes) if order == LAST else sizes:
         if order == AROUND and at not in least:
             continue
         step, first = at, max(before, least.get(at, at))
@@ -158,17 +177,40 @@ def _moves(made: Made, room: int, times: Times, order: str, begins: np.ndarray) 
         before = 0 if order == LAST else step
         if step < at:
             moved.add(at)
-            result[at >= turn][units[at].start] = units[step].start
+            result[at] = step
+    starts = [unit.start + (len(made.forward) if at >= turn else 0) for at, unit in enumerate(units)]
+    return {starts[at]: starts[step] for at, step in (result | crossing).items()}
+
+
+def _crossing(
+    units: Sequence[Unit], turn: int, load: np.ndarray, room: int, begins: np.ndarray, sizes: Mapping[int, int],
+    takes: Mapping[int, float],
+) -> dict[int, int]:  # fmt: skip
+    """Before which step of forward what fetches state for backward comes as soon as the link is idle, while there is
+    room: what is needed first, and is there when forward ends, as a graph of backward begins when all copies of
+    forward's have ended."""
+    load, free, least, result = load.copy(), 0.0, _earliest(units, turn, False), dict[int, int]()
+    for at in takes:
+        fetch, step = units[at].calls[-1], at
+        if at >= turn:
+            if least.get(at) != turn or fetch.attributes["sums"]:
+                continue
+            full = np.flatnonzero(load[:at] + sizes[at] > room)
+            step = max(int(np.searchsorted(begins, free, "right")) - 1, 0, *(full[-1:] + 1))
+        done = max(free, float(begins[step])) + takes[at]
+        if at < turn:
+            free = done
+        elif step < turn and done <= begins[turn]:
+            free, result[at] = done, step
+            load[step:at] += sizes[at]
     return result
 
 
-def _wanted(
-    units: Sequence[Unit], fetches: Sequence[int], begins: np.ndarray, takes: Sequence[float], around: bool
-) -> dict[int, float]:
+def _wanted(units: Sequence[Unit], takes: Mapping[int, float], begins: np.ndarray, around: bool) -> dict[int, float]:
     """When each copy that comes has to begin, in ms, for all to be in time; with `around`, of state alone, which comes
     before a copy that stays where it is and would be in its way."""
     result, latest, behind = dict[int, float](), math.inf, list[tuple[int, float]]()
-    for at, own in zip(reversed(fetches), reversed(takes), strict=True):
+    for at, own in reversed([*takes.items()]):
         begin = float(begins[at])
         if not around or copies_state(units[at].calls[-1]):
             result[at] = latest = min(latest, begin - SLACK) - own

@@ -27,8 +27,8 @@ from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Unit
 from blobmem.ops.call import memories
 
-Moves = tuple[dict[int, int], dict[int, int]]
-"""Of forward and of backward, from where to before which call others go."""
+Moves = dict[int, int]
+"""From where to before which call others go, among those of forward and behind them those of backward."""
 
 
 class _Update(NamedTuple):
@@ -61,14 +61,14 @@ class _Update(NamedTuple):
 
 
 def spaced(made: Made, room: int, times: Times) -> Moves:
-    """Of forward, where none are, and of backward from where to before which call updates of evicted state go, with
-    what they need, so that no more than such a room is in use, and copies have time."""
+    """From where to before which call of backward updates of evicted state go, with what they need, so that no more
+    than such a room is in use, and copies have time."""
     units, lasts = made.places.units[1], _lasting(made)
     updates = _Finder(units, lasts, times).updates()
     moving = {at for each in updates for at in each.steps}
     staying = [at for at in range(len(units)) if at not in moving]
     if not updates or not staying:
-        return {}, {}
+        return {}
     load, held = loads(made.places)[len(made.places.units[0]) :].copy(), dict[SyncedMemory, tuple[int, int]]()
     last = {memory: at for at in staying for memory in memories(units[at].calls)}
     for memory in {*memories(chain.from_iterable(units[at].calls for at in moving))} & lasts.keys():
@@ -80,11 +80,12 @@ def spaced(made: Made, room: int, times: Times) -> Moves:
     clock = _Clock([units[at] for at in staying], load[staying], held, times, room)
     leasts = accumulate((bisect_left(staying, each.least) for each in updates), max)  # they run in order
     clock.run([each._replace(least=least) for each, least in zip(updates, leasts, strict=True)])
-    starts, moves = [*(units[at].start for at in staying), units[-1].stop], dict[int, int]()
+    turn, moves = len(made.forward), dict[int, int]()
+    starts = [*(turn + units[at].start for at in staying), turn + units[-1].stop]
     for each, comes, runs in clock.placed:
         for steps, to in ((each.fetches, comes), ([*each.runs, *each.evicts], runs)):
-            moves |= {at: starts[to] for step in steps for at in range(units[step].start, units[step].stop)}
-    return {}, moves
+            moves |= {turn + at: starts[to] for step in steps for at in range(units[step].start, units[step].stop)}
+    return moves
 
 
 def _lasting(made: Made) -> dict[SyncedMemory, Lifetime]:

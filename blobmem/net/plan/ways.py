@@ -107,8 +107,7 @@ class Recipe(NamedTuple):
         rooms: what convolutions of a layer and op may take, in slices.
         away: what is evicted, by position among what may be; None if nothing was to be.
         room, enough: the loads with which that comes back early, and the bytes of an arena that is small enough.
-        moves: one after another, what goes elsewhere in forward and in backward, and where to, and the loads with which
-            it does (`sooner`).
+        moves: one after another, the loads with which calls go elsewhere, and from where to where (`sooner`).
     """
 
     less: Less | None = None
@@ -118,7 +117,7 @@ class Recipe(NamedTuple):
     away: tuple[int, ...] | None = None
     room: int = 0
     enough: int = 0
-    moves: tuple[tuple[int, Mapping[int, int], Mapping[int, int]], ...] = ()
+    moves: tuple[tuple[int, Mapping[int, int]], ...] = ()
 
 
 USUAL = Recipe()
@@ -147,6 +146,7 @@ class Made:
         spread: as the net's for it.
         ms: how long it is reckoned to take.
         recipe: by what it came about.
+        before: the same before some of them went elsewhere (`sooner`).
     """
 
     forward: list[Call]
@@ -168,6 +168,7 @@ class Made:
     spread: float = 0.0
     ms: float = 0.0
     recipe: Recipe = USUAL
+    before: Made | None = None
 
     @property
     def schedules(self) -> tuple[Schedule, Schedule]:

@@ -59,6 +59,7 @@ def few_plans():
         patch.setattr(arena, "WORK", arena.WORK // 10)
         patch.setattr(levels, "LEVELS", levels.LEVELS[1::2])
         patch.setattr(sooner, "SOONER", sooner.SOONER[1:2])
+        patch.setattr(sooner, "FINER", sooner.FINER[2:3])
         patch.setattr(levels, "STAYING", ())
         patch.setattr(rounds, "WALKS", rounds.WALKS // 32)
         patch.setattr(ways, "PRICES", ways.PRICES[-1:])

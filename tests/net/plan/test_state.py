@@ -3,7 +3,6 @@
 import functools
 import itertools
 from dataclasses import replace
-from operator import attrgetter
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +27,7 @@ from blobmem.net.plan.spaced import spaced
 from blobmem.net.plan.state import content_of, is_torn, staying
 from blobmem.net.plan.times import COPIES
 from blobmem.net.plan.ways import Made
+from blobmem.net.schedule import Unit
 from blobmem.ops.call import call, memories, overwrite, read, read_diff, write
 from blobmem.proto.text import read_net, read_solver
 
@@ -308,20 +308,57 @@ def test_state_has_room_in_the_best_of_all_orders(monkeypatch):
         for order in sooner.ORDERS:
             with monkeypatch.context() as patch:
                 patch.setattr(sooner, "ORDERS", (order,))
-                ms.append(found(net, given, given).ms)
-        best = found(net, given, given)
+                ms.append(found(net, given).ms)
+        best = found(net, given)
         seen.append((best.ms, *ms))
         return best
 
-    monkeypatch.setattr(
-        levels, "sooner", lambda net, several: min((compared(net, each) for each in several), key=attrgetter("ms"))
-    )
+    monkeypatch.setattr(levels, "sooner", compared)
     monkeypatch.setattr(times, "LINK", 1e10)
-    for more in (0, 0.1):
-        solver(SimulatedDevice(int(least() + more * (unlimited()[0] - least())))).step(1)
+    for net, more in (("vgg", 0), ("vgg", 0.1), ("caffenet", 0)):
+        solver(SimulatedDevice(int(least(net) + more * (unlimited(net)[0] - least(net)))), net).step(1)
     assert all(best == min(ms) for best, *ms in seen)
     assert any(first < last for _, first, last, *_ in seen) and any(last < first for _, first, last, *_ in seen)
     assert any(every < min(others) for _, *others, every in seen)
+
+
+def test_the_best_is_looked_at_once_more_while_that_is_a_help(monkeypatch):
+    """By when its calls begin, and with state that comes across the turn."""
+    found, begun = [9.0, 8.0, 8.5, 7.5, 7.8, 7.6], []
+    made = Made([], [], [], [], set(), drawn=SimpleNamespace(units=([], [])), ms=11.0)
+    best = replace(made, ms=10.0, before=made)
+
+    def in_orders(net, before, parts, moves_of, known):
+        assert before is made and parts is sooner.FINER
+        begun.append((moves_of.keywords["begins"], moves_of.keywords["across"]))
+        return [replace(best, ms=found.pop(0))]
+
+    monkeypatch.setattr(sooner, "_begins", lambda before, best, times: best.ms)
+    monkeypatch.setattr(sooner, "_in_orders", in_orders)
+    net = SimpleNamespace(device=SimulatedDevice(), updates_in_backward=True)
+    assert sooner.refined(net, best).ms == 7.5
+    assert begun == [(ms, across) for ms in (10.0, 8.0, 7.5) for across in (False, True)]
+    assert sooner.refined(net, made) is made, "of which nothing has come sooner"
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_state_crosses_the_turn_while_the_link_is_idle(across):
+    """With room for one array beside each step; what a gradient adds to does not, nor what would come too late."""
+    device = SimulatedDevice()
+    homes = [Blob(128, device=device, name=name).data_view.memory for name in "abcd"]
+    arrays = [Blob(128, device=device, name=name) for name in "abcd"]
+    fetches = [
+        call("fetch", overwrite(array), home=home, start=0, sums=home is homes[0])
+        for array, home in zip(arrays, homes, strict=True)
+    ]
+    calls = [[call("fill", overwrite(Blob(1)))] * 4, [*fetches, call("fill", overwrite(Blob(1)))]]
+    units = [[Unit(at, at + 1, [each], 0, False) for at, each in enumerate(one)] for one in calls]
+    taken = SimpleNamespace(copy_ms=lambda nbytes: 2.0)
+    made = Made(*calls, [], [], set(), drawn=SimpleNamespace(units=units, lives=SimpleNamespace(arena=[])))
+    begins = np.array([0.0, 1.0, 2.0, 3.0, *[5.0] * 5, 6.0])
+    for room, wanted in ((10 << 10, {5: 0, 6: 2}), (512, {5: 0}), (511, {})):
+        moves = sooner._moves(made, room, taken, sooner.LAST, begins, across)
+        assert {at: to for at, to in moves.items() if to < 4} == (wanted if across else {})
 
 
 @pytest.mark.parametrize("begin, wanted", [(2.0, 8.7), (8.0, 7.0)])
@@ -331,7 +368,7 @@ def test_state_comes_before_a_copy_that_would_be_in_its_way(monkeypatch, begin, 
     device = SimulatedDevice()
     homes = Parked(32, device, "array"), Blob(8, device=device).data_view.memory
     units = [SimpleNamespace(calls=[call("fetch", overwrite(Blob(8)), home=home, start=0)]) for home in homes]
-    found = sooner._wanted(units, [0, 1], np.array([begin, 10.0]), [5.0, 1.0], True)
+    found = sooner._wanted(units, {0: 5.0, 1: 1.0}, np.array([begin, 10.0]), True)
     assert found == {1: pytest.approx(wanted)}
 
 
@@ -427,10 +464,9 @@ def test_a_step_with_updates_elsewhere_does_the_same(monkeypatch, order, exact, 
     monkeypatch.setattr(products, "PIECE", 1 << 11)
     moved = []
 
-    def elsewhere(net, several):
-        made = several[0]
+    def elsewhere(net, made):
         found = sooner._best_of(net, made, (1.0, 0.8), spaced, {})
-        moved.append(0 if found is None else len(found.recipe.moves[-1][2]))
+        moved.append(0 if found is None else len(found.recipe.moves[-1][1]))
         return made if found is None else found
 
     monkeypatch.setattr(levels, "sooner", elsewhere)
@@ -685,18 +721,14 @@ def test_what_stays_is_what_is_copied_most_often_in_whole_pieces():
 
 
 def test_the_fastest_is_found_with_state_that_comes_sooner(monkeypatch):
-    """Not before, when one that waits for its copies seems to take longer; and once more by when its calls begin, while
-    that is a help."""
-    comes = {10.0: 9.0, 11.0: 8.0, 12.0: 11.0, 8.0: 7.5, 7.5: 7.2, 9.0: 1.0}
+    """Not before, when one that waits for its copies seems to take longer."""
+    comes = {10.0: 9.0, 11.0: 8.0, 12.0: 11.0}
     found = [Made([], [], [], [], set(), ms=ms) for ms in comes]
     monkeypatch.setattr(levels, "fitting", lambda *_: found)
-    monkeypatch.setattr(sooner, "_spaced", lambda net, made: None)
-    monkeypatch.setattr(
-        sooner, "_fetched_sooner", lambda net, made, best: replace(best, ms=comes.get(best.ms, best.ms))
-    )
+    monkeypatch.setattr(levels, "sooner", lambda net, each: replace(each, ms=comes[each.ms]))
     home = SyncedMemory(64)
     home.staying = 16
-    assert levels._fits(SimpleNamespace(_evicted=[home], spread=0.9), found[0]).ms == 7.2
+    assert levels._fits(SimpleNamespace(_evicted=[home], spread=0.9), found[0]).ms == 8.0
     assert [(each.state, each.spread) for each in found] == [({home: 16}, 0.9)] * 3
     assert levels._fits(SimpleNamespace(_evicted=[], spread=0.0), found[0]) is found[0]
 
