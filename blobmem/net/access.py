@@ -45,6 +45,7 @@ class Access:
         def run_forward(self, first: int = 0, last: int | None = None) -> float: ...
         def run_backward(self, first: int | None = None, last: int = 0) -> None: ...
         def _span(self, backward: bool, first: int, last: int) -> Span: ...
+        def _watch_state(self) -> None: ...
 
     # ---------------------------------------------------------------- passes
 
@@ -252,10 +253,12 @@ class Access:
     def before_forward(self, callback: Callback) -> None:
         """Have a function called before each layer's forward, with the layer's position in the net."""
         self._callbacks["before_forward"].append(callback)
+        self._watch_state()
 
     def after_forward(self, callback: Callback) -> None:
         """Have a function called after each layer's forward, with the layer's position in the net."""
         self._callbacks["after_forward"].append(callback)
+        self._watch_state()
 
     def before_backward(self, callback: Callback) -> None:
         """Have a function called before each layer's backward, with the layer's position in the net."""

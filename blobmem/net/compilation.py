@@ -641,6 +641,13 @@ class Compilation:
         self._planned = []
         self._leave_plan()
 
+    def _watch_state(self) -> None:
+        """Somebody is called between layers, who may write what is evicted of the state: from now on it comes right
+        before it is used."""
+        if self.brings:
+            self._end_plan()
+            self._schedules, self._spans = None, {}
+
     def _leave_plan(self) -> None:
         """Give all blobs memories of their own again, in which nothing is."""
         this: Any = self

@@ -62,7 +62,8 @@ def bring_state(net: Net, made: Made, anywhere: bool = False) -> Made:
         state.bring(calls, apart(calls, at, net.brings), net.device, net.brings, layers)
         for calls, at in zip((forward, backward), places(forward, backward), strict=True)
     )
-    backward = state.join(ahead.calls, back.calls, times, net.spread > 0) if updates else back.calls
+    joins = updates and not net._is_watched()  # who looks in between may write what has come
+    backward = state.join(ahead.calls, back.calls, times, net.spread > 0) if joins else back.calls
     used = {*memories([*ahead.calls, *backward])}
     fetched = [array for array in (*ahead.arrays, *back.arrays, *arrays) if array.data_view.memory in used]
     return dataclasses.replace(

@@ -381,7 +381,8 @@ def _fits(
         each.state = {memory: memory.staying for memory in net._evicted}
         each.spread = net.spread
     first = found[0].sliced
-    comes = net._evicted or (first is not None and first.given)
+    # who looks in between layers may write what has come
+    comes = not net._is_watched() and (net._evicted or (first is not None and first.given))
     return min((sooner(net, each) for each in found), key=_rank) if comes else found[0]
 
 

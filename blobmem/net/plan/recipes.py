@@ -196,7 +196,7 @@ def _digest(net: Net, made: Made) -> str:
     facts = (
         __version__, _sources(), device.family, getattr(device, "model", ""), getattr(device, "math", ""),
         getattr(device, "deterministic", True), device.most_bytes, room_of(net, made), sorted(net.passes),
-        net._images_last, net._loss_scale is None,
+        net._images_last, net._loss_scale is None, net._is_watched(),
     )  # fmt: skip
     digest = hashlib.sha256(repr(facts).encode())
     for each in chain(made.forward, made.backward, *net.updates_after()):

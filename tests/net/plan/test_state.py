@@ -24,7 +24,7 @@ from blobmem.net.plan import levels, products, sooner, state, times, updates
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.slices import Division, Sliced
 from blobmem.net.plan.spaced import spaced
-from blobmem.net.plan.state import content_of, is_torn, staying
+from blobmem.net.plan.state import content_of, copies_state, is_torn, staying
 from blobmem.net.plan.times import COPIES
 from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Unit
@@ -1005,6 +1005,30 @@ def pair(kind="SGD", **options):
     return solver(SimulatedDevice(), kind=kind, **options), solver(
         SimulatedDevice(least(kind=kind)), kind=kind, **options
     )
+
+
+@pytest.mark.parametrize("part", [0.1, 0.3])
+@pytest.mark.parametrize("net", ["vgg", "caffenet", "wide"])
+def test_what_a_callback_of_forward_writes_counts(monkeypatch, net, part):
+    """Though backward had parameters that forward had brought, and history that came before it began."""
+    monkeypatch.setattr(times, "LINK", 1e10)
+    traces = []
+    for limit in (None, int(least(net) + part * (unlimited(net)[0] - least(net)))):
+        each = solver(SimulatedDevice(limit), net)
+        each.step(1)
+        if limit is not None:
+            forward, backward = ([*map(content_of, filter(copies_state, one.calls))] for one in each.net.compiled())
+            assert {*forward} & {*backward}, "which is changed in backward, and has come before"
+
+        def write(index, each=each):
+            if index == len(each.net.layers) - 1:
+                for entry, kept in each.updater._entries:
+                    for blob in (entry.blob, *kept):
+                        blob.data[...] += 0.01
+
+        each.net.after_forward(write)
+        traces.append(trained(each, 2))
+    assert_same(traces[1], traces[0])
 
 
 def test_what_a_script_writes_between_steps_counts():
