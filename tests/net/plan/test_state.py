@@ -721,16 +721,21 @@ def test_what_stays_is_what_is_copied_most_often_in_whole_pieces():
 
 
 def test_the_fastest_is_found_with_state_that_comes_sooner(monkeypatch):
-    """Not before, when one that waits for its copies seems to take longer."""
+    """Not before, when one that waits for its copies seems to take longer; and not where somebody looks between layers,
+    who may write what has come."""
     comes = {10.0: 9.0, 11.0: 8.0, 12.0: 11.0}
     found = [Made([], [], [], [], set(), ms=ms) for ms in comes]
     monkeypatch.setattr(levels, "fitting", lambda *_: found)
     monkeypatch.setattr(levels, "sooner", lambda net, each: replace(each, ms=comes[each.ms]))
     home = SyncedMemory(64)
     home.staying = 16
-    assert levels._fits(SimpleNamespace(_evicted=[home], spread=0.9), found[0]).ms == 8.0
+
+    def fitted(evicted, spread, watched):
+        return levels._fits(SimpleNamespace(_evicted=evicted, spread=spread, _is_watched=lambda: watched), found[0])
+
+    assert fitted([home], 0.9, False).ms == 8.0
     assert [(each.state, each.spread) for each in found] == [({home: 16}, 0.9)] * 3
-    assert levels._fits(SimpleNamespace(_evicted=[], spread=0.0), found[0]) is found[0]
+    assert fitted([home], 0.9, True) is fitted([], 0.0, False) is found[0]
 
 
 @pytest.mark.parametrize(("took", "tried"), [((9.0, 8.0, 7.0), 3), ((9.0, 9.5), 2), ((11.0, 12.0), 2)])
