@@ -12,12 +12,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.liveness import Lifetime
+from blobmem.net.plan.rooms import loads
 
 WORK = 200_000_000
 """Comparisons of two arrays that a layout may take, after which no other order is begun: about a second. A number, not
@@ -73,15 +75,7 @@ def _remembered(rectangles: tuple[tuple[int, int, int], ...], enough: int) -> li
 
 def largest_load(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> int:
     """The largest sum of sizes of arrays that live at one time: no arena is smaller."""
-    return int(_loads(first, last, size).max())
-
-
-def _loads(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Of each step, up to the last, the sum of sizes of arrays that live then."""
-    changes = np.zeros(last.max() + 2, np.int64)
-    np.add.at(changes, first, size)
-    np.add.at(changes, last + 1, -size)
-    return np.cumsum(changes)[:-1]
+    return int(loads(first, last, size, int(last.max()) + 1).max())
 
 
 def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -> np.ndarray:
@@ -91,24 +85,23 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -
 
     goal, work = max(largest_load(first, last, size), enough), WORK // (8 if enough else 1)
     around, least = (_orders_around_large if enough else _orders_of_large)(first, last, size, goal), kernels.NO_LIMIT
-    found = list[tuple[int, int, np.ndarray, np.ndarray]]()
-    for number, order in enumerate(chain(_orders(first, last, size), around)):
+    found = list[tuple[int, np.ndarray, np.ndarray]]()
+    for order in chain(_orders(first, last, size), around):
         offsets = np.empty_like(size)
         total, done = kernels.put_all(order, first, last, size, offsets, kernels.NO_LIMIT if enough else least - 1)
         if total < least or enough:
             least = min(least, total)
-            found.append((total, number, order, offsets))
+            found.append((total, order, offsets))
         work -= done
         if least <= goal or work <= 0:
-            return min(found)[-1]
-    found.sort()
-    for _, number, order, offsets in found[: BEST if enough else 1]:
+            return min(found, key=itemgetter(0))[-1]
+    best, *others = sorted(found, key=itemgetter(0))
+    for _, order, offsets in (best, *others[: BEST - 1 if enough else 0]):
         total = kernels.improve(order, first, last, size, offsets, goal, work // 2)
-        if total < least:
-            least, found[0] = total, (total, number, order, offsets)
-        if least <= goal:
+        best = min(best, (total, order, offsets), key=itemgetter(0))
+        if total <= goal:
             break
-    return found[0][-1]
+    return best[-1]
 
 
 def _orders_around_large(first: np.ndarray, last: np.ndarray, size: np.ndarray, goal: int) -> Iterator[np.ndarray]:
@@ -116,7 +109,7 @@ def _orders_around_large(first: np.ndarray, last: np.ndarray, size: np.ndarray, 
     that live where nearly all is in use: there is a place for all others."""
     from blobmem.net.plan import kernels
 
-    load = _loads(first, last, size)
+    load = loads(first, last, size, int(last.max()) + 1)
     most = np.array([load[begin : end + 1].max() for begin, end in zip(first, last, strict=True)])
     rest = np.lexsort((first, -size, first - last, -most))
     for part in WITHIN:

@@ -234,7 +234,8 @@ def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Ti
 def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
     """The same, with arrays that leave in their places until that is done by the clock (`reckon`, as if bytes were
     free), where there is room for them that long: whatever has their bytes next need not wait. Where an arena of
-    `enough` bytes is not found so, those go sooner that are there beside what ends beyond it."""
+    `enough` bytes is not found so, those go sooner that are there beside what ends beyond it; if that is no help all go
+    at once, as they are."""
     load, steps, turn = loads(drawn), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
     begins, until = _begins(steps, clock), [*range(len(steps))]
     last = {life.key: life.last for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
@@ -260,7 +261,7 @@ def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
                 if life.first <= until[at] and least[at] < life.last:
                     until[at] = max(least[at], life.first - 1)
         found = drawn.lasting(until)
-    return found
+    return drawn if drawn.enough and found.layout.nbytes > drawn.enough else found
 
 
 def _slacks(steps: Sequence[Unit]) -> list[tuple[float, float]]:

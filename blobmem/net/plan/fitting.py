@@ -240,9 +240,7 @@ def without(net: Net, way: Way, chosen: Sequence[Candidate], times: Times, enoug
     drawn = draft(net, schedules, made.kept)
     drawn.enough = enough
     if room:
-        clock = reckon(drawn, times, bytes_free=True)
-        longer = lingering(drawn, clock, room)
-        drawn = longer if longer.layout.nbytes <= enough else drawn
+        drawn = lingering(drawn, reckon(drawn, times, bytes_free=True), room)
     return dataclasses.replace(
         made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,
         homes=found.homes, fetched=fetched, evicted=travelling(chosen), recipe=recipe,

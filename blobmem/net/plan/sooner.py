@@ -86,10 +86,10 @@ def _begins(made: Made, found: Made, times: Times) -> np.ndarray:
     copies, the call behind them. If the plan is none, as if nothing waited."""
     units = [*chain(*made.places.units)]
     copies = np.array([unit.calls[-1].op in COPIES for unit in units])
-    clock = reckon(found.places, times)
     ran = [unit.calls[-1].op not in COPIES for unit in chain(*found.places.units)]
     if found is made or sum(ran) != np.count_nonzero(~copies):
         return np.cumsum([0.0, *(0.0 if unit.calls[-1].op in COPIES else times.ms(unit.calls[-1]) for unit in units)])
+    clock = reckon(found.places, times)
     begins = np.full(len(units) + 1, clock.ms)
     begins[:-1][~copies] = clock.begin[ran]
     return np.minimum.accumulate(begins[::-1])[::-1]
@@ -134,20 +134,18 @@ def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves
     schedules = net._scheduled(forward, backward, made.passing)
     drawn = draft(net, schedules, made.kept)
     drawn.enough = room
-    for each in (lingering(drawn, reckon(drawn, times, bytes_free=True), tight), drawn):
-        if each.layout.nbytes <= room:
-            remade, ms = moved(made.remade, position), reckon(each, times).ms
-            recipe = made.recipe._replace(moves=(*made.recipe.moves, (tight, moves)))
-            return dataclasses.replace(
-                made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=each, ms=ms,
-                recipe=recipe, before=made,
-            )  # fmt: skip
-    return None
+    drawn = lingering(drawn, reckon(drawn, times, bytes_free=True), tight)
+    if drawn.layout.nbytes > room:
+        return None
+    remade, ms = moved(made.remade, position), reckon(drawn, times).ms
+    recipe = made.recipe._replace(moves=(*made.recipe.moves, (tight, moves)))
+    return dataclasses.replace(
+        made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=drawn, ms=ms, recipe=recipe,
+        before=made,
+    )  # fmt: skip
 
 
-def _moves(
-    made: Made, room: int, times: Times, order: str, begins: np.ndarray, across: bool = False
-) -> Moves:  # fmt: skip
+def _moves(made: Made, room: int, times: Times, order: str, begins: np.ndarray, across: bool = False) -> Moves:
     """From where to before which call what fetches state is to go, in one of the `ORDERS`.
 
     Copies follow one another, each as late as will do for calls that begin so; with `across`, some that backward needs
