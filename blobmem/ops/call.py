@@ -63,7 +63,7 @@ class Operand:
     @property
     def memory(self) -> SyncedMemory:
         """The view's, also if the blob has got another shape, whose parts would be no views."""
-        return (self.blob.diff_view if self.diff else self.blob.data_view).memory
+        return self.blob.memory_of(self.diff)
 
     @property
     def array_shape(self) -> tuple[int, ...]:
@@ -151,9 +151,9 @@ class Call:
         assert operand is not None
         return operand
 
-    def present(self) -> Iterator[Operand]:
+    def present(self) -> list[Operand]:
         """The operands that are not absent."""
-        return (operand for operand in self.operands if operand is not None)
+        return [operand for operand in self.operands if operand is not None]
 
     def over(self, operands: tuple[Operand | None, ...], attributes: dict[str, Any] | None = None) -> Call:
         """The same call of other operands, and of other attributes if any are given."""
@@ -211,7 +211,7 @@ def like(other: Call, made: Call) -> Call:
 
 def memories(calls: Iterable[Call]) -> Iterator[SyncedMemory]:
     """What the operands of the calls lie in, of one after the other."""
-    return (operand.memory for each in calls for operand in each.present())
+    return (operand.memory for each in calls for operand in each.operands if operand is not None)
 
 
 def call(op: str | Callable[..., Any], *operands: Operand | None, once: bool = False, **attributes: Any) -> Call:
