@@ -249,7 +249,8 @@ class _Search:
     def _try(self, level: Sequence[_Candidate], spread: bool, sliced: bool) -> bool:
         """Whether with so much evicted there is a better one, which then is the best."""
         self._net.evict_state({each.memory: 0 for each in level}, SPREADS[0] if spread else 0.0)
-        found, before = _in_less(self._net, self._good, self._best if sliced else None), self._best
+        near = NEARLY * getattr(self._best, "ms", math.inf)
+        found, before = _in_less(self._net, self._good, self._best if sliced else None, near), self._best
         if isinstance(found, Made) and found.ms < getattr(self._fastest.get(len(found.state)), "ms", math.inf):
             self._fastest[len(found.state)] = found
         self._best = min(before, found, key=self._rank)
@@ -268,7 +269,7 @@ def _split(net: Net, found: Made, good: float) -> Made:
         for several in splits(net, best.sliced.runs):
             before = math.inf
             for runs in several:
-                tried = _fits(net, net._made(streams=1), good, [runs])
+                tried = _fits(net, net._made(streams=1), good, [runs], NEARLY * best.ms)
                 if not isinstance(tried, Made) or tried.ms >= before:
                     break  # still fewer slices need more
                 before = tried.ms
@@ -299,7 +300,7 @@ def _staying(net: Net, found: Made, good: float) -> Made:
             if not any(stays.values()):
                 continue
             net.evict_state(state | stays, spread)
-            tried = _fits(net, net._made(streams=1), good, slices)
+            tried = _fits(net, net._made(streams=1), good, slices, NEARLY * best.ms)
             if not isinstance(tried, Made) or tried.ms >= before or is_torn([*tried.forward, *tried.backward]):
                 break  # there is too little room beside
             before, best = tried.ms, min(best, tried, key=lambda each: _rank(each, good))
@@ -345,14 +346,16 @@ def _take_abreast(net: Net, level: Sequence[_Candidate], spread: float, room: in
     return None
 
 
-def _in_less(net: Net, good: float, best: Made | OutOfDeviceMemory | None) -> Made | OutOfDeviceMemory:
+def _in_less(
+    net: Net, good: float, best: Made | OutOfDeviceMemory | None, most_ms: float = math.inf
+) -> Made | OutOfDeviceMemory:
     """`_fits` with the state that is evicted now; in slices if there is a best so far: in just such, if that is, or in
     fewer and longer ones too where updates are spread, as their gradients leave room."""
     slices: list[Runs] | None = None
     if best is not None:
         sliced = best.sliced if isinstance(best, Made) else None
         slices = [] if sliced is None else _or_longer(net, _fewer(sliced.runs, net.spread), net.spread > 0)
-    return _fits(net, net._made(streams=1), good, slices)
+    return _fits(net, net._made(streams=1), good, slices, most_ms)
 
 
 def _or_longer(net: Net, several: Sequence[Runs], longer_too: bool) -> list[Runs]:
@@ -383,7 +386,10 @@ def _fits(
     first = found[0].sliced
     # who looks in between layers may write what has come
     comes = not net._is_watched() and (net._evicted or (first is not None and first.given))
-    return min((sooner(net, each) for each in found), key=_rank) if comes else found[0]
+    best = found[0]
+    for each in found if comes else ():
+        best = min(best, sooner(net, each, min(most_ms, best.ms)), key=_rank)
+    return best
 
 
 def _rank(found: Made | OutOfDeviceMemory, good: float = 0.0) -> tuple[bool, float, int]:

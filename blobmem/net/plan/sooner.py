@@ -40,45 +40,59 @@ needed last; or the first, before arrays that come back anyway and would be in i
 every array that comes back in its turn."""
 
 
-def sooner(net: Net, made: Made) -> Made:
+def sooner(net: Net, made: Made, most_ms: float = math.inf) -> Made:
     """The calls, with state fetched before it is needed, so that it is there in time where there is room that early;
     with its updates where there is room for all that they need, if that takes less time. That is not tried with many
-    calls."""
+    calls. What takes `most_ms` or more if bytes are always free is not laid out."""
     many = len(made.forward) + len(made.backward) >= MANY
-    elsewhere = None if many else _best_of(net, made, (1.0, *SOONER), spaced, {})
-    found = [_fetched_sooner(net, each) for each in (made, elsewhere) if each is not None]
-    return min(found, key=lambda each: each.ms)
+    best, elsewhere = made, None if many else _best_of(net, made, (1.0, *SOONER), spaced, {})
+    for each in (made, elsewhere):
+        if each is not None:
+            best = min(best, _fetched_sooner(net, each, min(most_ms, best.ms)), key=_ms)
+    return best
 
 
 def refined(net: Net, made: Made) -> Made:
     """The calls that `sooner` has found, with what comes sooner found anew: by when calls begin in the best plan so
-    far, with what they wait for, in more parts of the room, and of forward; while that is a help, and not with many
-    steps."""
+    far, with what they wait for, in more parts of the room, and of forward; while that is a help."""
     best, before = made, math.inf
-    if made.before is None or sum(map(len, made.places.units)) >= MANY:
+    if made.before is None:
         return made
     while best.ms < before:
         before, begins = best.ms, _begins(made.before, best, Times(net.device))
         known = dict[Any, Made | None]()
         for across in (False, True)[: 1 + net.updates_in_backward]:
             moves = functools.partial(_moves, begins=begins, across=across)
-            found = _in_orders(net, made.before, FINER, moves, known)
-            best = min([best, *found], key=lambda each: each.ms)
+            best = min([best, *_in_orders(net, made.before, FINER, moves, known, best.ms)], key=_ms)
     return best
 
 
-def _fetched_sooner(net: Net, made: Made) -> Made:
+def _ms(made: Made) -> float:
+    return made.ms
+
+
+def _fetched_sooner(net: Net, made: Made, most_ms: float) -> Made:
     """The calls, with state fetched before it is needed, in the best of the `ORDERS`, if calls wait for nothing."""
     moves = functools.partial(_moves, begins=_begins(made, made, Times(net.device)))
-    return min([made, *_in_orders(net, made, SOONER, moves, {})], key=lambda each: each.ms)
+    return min([made, *_in_orders(net, made, SOONER, moves, {}, most_ms)], key=_ms)
 
 
 def _in_orders(
-    net: Net, made: Made, parts: Sequence[float], moves_of: Callable[..., Moves], known: dict[Any, Made | None]
+    net: Net,
+    made: Made,
+    parts: Sequence[float],
+    moves_of: Callable[..., Moves],
+    known: dict[Any, Made | None],
+    most_ms: float,
 ) -> list[Made]:
-    """`_best_of` in each of the `ORDERS`, which may come to the same, as is `known`."""
-    found = (_best_of(net, made, parts, functools.partial(moves_of, order=order), known) for order in ORDERS)
-    return [each for each in found if each is not None]
+    """`_best_of` in each of the `ORDERS`, which may come to the same, as is `known`: what may take less than others."""
+    result = list[Made]()
+    for order in ORDERS:
+        found = _best_of(net, made, parts, functools.partial(moves_of, order=order), known, most_ms)
+        if found is not None:
+            result.append(found)
+            most_ms = min(most_ms, found.ms)
+    return result
 
 
 def _begins(made: Made, found: Made, times: Times) -> np.ndarray:
@@ -101,9 +115,11 @@ def _best_of(
     parts: Sequence[float],
     moves_of: Callable[[Made, int, Times], Moves],
     known: dict[Any, Made | None],
+    most_ms: float = math.inf,
 ) -> Made | None:
-    """The calls, with those moved that should be for such parts of the room, until less is no better; None if none may
-    be, or have places then. `known` is what moves have come to."""
+    """The calls, with those moved that should be for such parts of the room, until less is no better, or hopeless: what
+    comes later makes no step begin sooner. None if none may be, or have places then, or may take less than `most_ms`.
+    `known` is what moves have come to."""
     room, times, before = room_of(net, made), Times(net.device), math.inf
     best: Made | None = None
     net._have(made)
@@ -112,19 +128,24 @@ def _best_of(
         moves = moves_of(made, tight, times)
         same = tight, frozenset(moves.items())
         if same not in known:
-            known[same] = with_moves(net, made, (tight, room), times, moves)
+            known[same] = with_moves(net, made, (tight, room), times, moves, most_ms)
         found = known[same]
         if found is not None:
+            if found.drawn is None:
+                break
             best = found if best is None or found.ms < best.ms else best
+            most_ms = min(most_ms, found.ms)
             if found.ms >= before:
                 break  # gaps are no more what is in the way
             before = found.ms
     return best
 
 
-def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves: Moves) -> Made | None:
+def with_moves(
+    net: Net, made: Made, rooms: tuple[int, int], times: Times, moves: Moves, most_ms: float = math.inf
+) -> Made | None:
     """The calls, with these moved, if all has places in the second of the rooms; arrays stay until they have left where
-    the loads are no more than the first."""
+    the loads are no more than the first. Not drafted if they take `most_ms` or more though bytes were always free."""
     tight, room = rooms
     if not moves:
         return None
@@ -134,7 +155,10 @@ def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves
     schedules = net._scheduled(forward, backward, made.passing)
     drawn = draft(net, schedules, made.kept)
     drawn.enough = room
-    drawn = lingering(drawn, reckon(drawn, times, bytes_free=True), tight)
+    clock = reckon(drawn, times, bytes_free=True)
+    if clock.ms >= most_ms:
+        return dataclasses.replace(made, drawn=None, ms=clock.ms)
+    drawn = lingering(drawn, clock, tight)
     if drawn.layout.nbytes > room:
         return None
     remade, ms = moved(made.remade, position), reckon(drawn, times).ms

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -303,13 +304,13 @@ def test_state_has_room_in_the_best_of_all_orders(monkeypatch):
     """What is needed first the first to have it, or what is needed last, or what would come behind other copies."""
     found, seen = sooner._fetched_sooner, list[tuple[float, ...]]()
 
-    def compared(net, given):
+    def compared(net, given, most_ms):
         ms = list[float]()
         for order in sooner.ORDERS:
             with monkeypatch.context() as patch:
                 patch.setattr(sooner, "ORDERS", (order,))
-                ms.append(found(net, given).ms)
-        best = found(net, given)
+                ms.append(found(net, given, math.inf).ms)
+        best = found(net, given, math.inf)
         seen.append((best.ms, *ms))
         return best
 
@@ -322,13 +323,38 @@ def test_state_has_room_in_the_best_of_all_orders(monkeypatch):
     assert any(every < min(others) for _, *others, every in seen)
 
 
+def test_what_cannot_take_less_is_not_laid_out(monkeypatch):
+    """Though bytes were always free; nor is it tried with less room, where all comes later."""
+    tried = []
+
+    def compared(net, made, most_ms):
+        rooms = []
+
+        def moves(made, room, times):
+            rooms.append(room)
+            return sooner._moves(made, room, times, sooner.FIRST, sooner._begins(made, made, times))
+
+        best = sooner._best_of(net, made, sooner.SOONER, moves, {})
+        if best is not None:
+            rooms.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(sooner, "lingering", None)
+                assert sooner._best_of(net, made, sooner.SOONER, moves, {}, best.ms / 2) is None
+            tried.append(len(rooms))
+        return made
+
+    monkeypatch.setattr(levels, "sooner", compared)
+    solver(SimulatedDevice(least("vgg")), "vgg").step(1)
+    assert tried and {*tried} == {1}
+
+
 def test_the_best_is_looked_at_once_more_while_that_is_a_help(monkeypatch):
     """By when its calls begin, and with state that comes across the turn."""
     found, begun = [9.0, 8.0, 8.5, 7.5, 7.8, 7.6], []
     made = Made([], [], [], [], set(), drawn=SimpleNamespace(units=([], [])), ms=11.0)
     best = replace(made, ms=10.0, before=made)
 
-    def in_orders(net, before, parts, moves_of, known):
+    def in_orders(net, before, parts, moves_of, known, most_ms):
         assert before is made and parts is sooner.FINER
         begun.append((moves_of.keywords["begins"], moves_of.keywords["across"]))
         return [replace(best, ms=found.pop(0))]
@@ -464,7 +490,7 @@ def test_a_step_with_updates_elsewhere_does_the_same(monkeypatch, order, exact, 
     monkeypatch.setattr(products, "PIECE", 1 << 11)
     moved = []
 
-    def elsewhere(net, made):
+    def elsewhere(net, made, most_ms):
         found = sooner._best_of(net, made, (1.0, 0.8), spaced, {})
         moved.append(0 if found is None else len(found.recipe.moves[-1][1]))
         return made if found is None else found
@@ -726,7 +752,7 @@ def test_the_fastest_is_found_with_state_that_comes_sooner(monkeypatch):
     comes = {10.0: 9.0, 11.0: 8.0, 12.0: 11.0}
     found = [Made([], [], [], [], set(), ms=ms) for ms in comes]
     monkeypatch.setattr(levels, "fitting", lambda *_: found)
-    monkeypatch.setattr(levels, "sooner", lambda net, each: replace(each, ms=comes[each.ms]))
+    monkeypatch.setattr(levels, "sooner", lambda net, each, most_ms: replace(each, ms=comes[each.ms]))
     home = SyncedMemory(64)
     home.staying = 16
 
@@ -764,7 +790,7 @@ def test_more_stays_while_that_makes_a_step_less(monkeypatch, took, tried):
 
 
 def test_fewer_and_longer_slices_are_tried_where_updates_are_spread(monkeypatch):
-    monkeypatch.setattr(levels, "_fits", lambda net, made, good, slices: slices)
+    monkeypatch.setattr(levels, "_fits", lambda net, made, good, slices, most_ms: slices)
     monkeypatch.setattr(levels, "longer", lambda net, run: [])
 
     def tried(*runs, spread):
@@ -798,7 +824,7 @@ def test_runs_are_split_while_that_takes_less_time(monkeypatch):
     monkeypatch.setattr(
         levels, "splits", lambda _, runs: [[runs_of[at] for at in several] for several in following[runs[0].last]]
     )
-    monkeypatch.setattr(levels, "_fits", lambda net, calls, good, slices: made(slices[0][0].last))
+    monkeypatch.setattr(levels, "_fits", lambda net, calls, good, slices, most_ms: made(slices[0][0].last))
     monkeypatch.setattr(levels, "is_torn", lambda calls: calls == [4])
     net = SimpleNamespace(evict_state=lambda *given: asked.append(given), _made=lambda streams: None)
     assert levels._split(net, made(1), 0.0).ms == 8.0
@@ -814,8 +840,8 @@ def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
     monkeypatch.setattr(levels, "GOOD", 0.0)  # whatever is found is slow
     tried, in_less = [], levels._in_less
 
-    def noted(net, good, best):
-        found = in_less(net, good, best)
+    def noted(net, good, best, most_ms):
+        found = in_less(net, good, best, most_ms)
         tried.append(
             (sum(memory.views()[0].nbytes for memory in net._evicted), net._spread > 0, isinstance(found, Made))
         )
@@ -860,7 +886,7 @@ def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, 
         draft = SimpleNamespace(layout=SimpleNamespace(nbytes=1 << 20))
         return Made([None] * calls, [], [], [], set(), drawn=draft, ms=ms, state=dict.fromkeys(evicted, 0))
 
-    def in_less(net, good, best):
+    def in_less(net, good, best, most_ms=math.inf):
         tried.append((len(evicted), best is not None))
         return made(next(found))
 
