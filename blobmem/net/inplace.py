@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from blobmem.memory import Intent, SyncedMemory, View
+from blobmem.net.plan.times import COPIES
 from blobmem.ops.call import Call
 
 HARMLESS = {("relu_backward", "relu_forward"), ("relu_backward", "dropout_forward")}
@@ -15,7 +16,7 @@ def stale_reads(forward: Iterable[Call], backward: Iterable[Call]) -> Iterator[t
     """(Call of backward, blob whose data it reads, later layer's call of forward that has replaced them) of a net."""
     written: dict[SyncedMemory, list[tuple[Call, View]]] = {}
     for writer in forward:
-        for view in writer.writes:
+        for view in () if writer.op in COPIES else writer.writes:  # what is brought is no layer's
             written.setdefault(view.memory, []).append((writer, view))
     for reader in backward:
         for operand in reader.present():

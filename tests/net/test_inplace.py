@@ -5,7 +5,9 @@ import logging
 import numpy as np
 import pytest
 
-from blobmem import TRAIN, Net
+from blobmem import TRAIN, Blob, Net
+from blobmem.net.inplace import stale_reads
+from blobmem.ops.call import call, overwrite, read
 
 CHAIN = """
 force_backward: true
@@ -63,6 +65,15 @@ def test_calls_that_were_moved_among_those_of_other_layers_are_of_their_own(capl
     with caplog.at_level(logging.WARNING, "blobmem"):
         net.backward(**{top: np.ones((2, 3))})
     assert caplog.text.count("has overwritten in place") == said
+
+
+def test_what_copies_bring_across_the_turn_is_no_layers():
+    """Evicted state that backward needs may come among the calls of any layer of forward."""
+    array = Blob((4,))
+    bring, write = call("fetch", overwrite(array), home=array.data_view.memory), call("fill", overwrite(array))
+    use = call("sgd_update", read(array))
+    bring.layer = write.layer = 2
+    assert not [*stale_reads([bring], [use])] and [*stale_reads([write], [use])]
 
 
 BEHIND = """
