@@ -56,8 +56,8 @@ PART = 0.8
 """What part of the time that copies of state take they are reckoned to add, where a plan of it is not made yet."""
 
 NEARLY = 1.1
-"""So many times as long as the least may what is reckoned so be for a plan of it to be made, too, or one with some of
-its state staying."""
+"""So many times as long as the least so far may what is reckoned take for a plan of it to be made and laid out, too, or
+one with some of its state staying."""
 
 ABREAST = 2
 """How many plans with slices abreast are made."""

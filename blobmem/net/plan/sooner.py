@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,10 +46,11 @@ def sooner(net: Net, made: Made, most_ms: float = math.inf) -> Made:
     with its updates where there is room for all that they need, if that takes less time. That is not tried with many
     calls. What takes `most_ms` or more if bytes are always free is not laid out."""
     many = len(made.forward) + len(made.backward) >= MANY
-    best, elsewhere = made, None if many else _best_of(net, made, (1.0, *SOONER), spaced, {})
+    elsewhere = None if many else _best_of(net, made, (1.0, *SOONER), spaced, {})
+    best = made
     for each in (made, elsewhere):
         if each is not None:
-            best = min(best, _fetched_sooner(net, each, min(most_ms, best.ms)), key=_ms)
+            best = min(best, _fetched_sooner(net, each, min(most_ms, best.ms)), key=attrgetter("ms"))
     return best
 
 
@@ -63,18 +65,15 @@ def refined(net: Net, made: Made) -> Made:
         known = dict[Any, Made | None]()
         for across in (False, True)[: 1 + net.updates_in_backward]:
             moves = functools.partial(_moves, begins=begins, across=across)
-            best = min([best, *_in_orders(net, made.before, FINER, moves, known, best.ms)], key=_ms)
+            found = _in_orders(net, made.before, FINER, moves, known, best.ms)
+            best = min([best, *found], key=attrgetter("ms"))
     return best
-
-
-def _ms(made: Made) -> float:
-    return made.ms
 
 
 def _fetched_sooner(net: Net, made: Made, most_ms: float) -> Made:
     """The calls, with state fetched before it is needed, in the best of the `ORDERS`, if calls wait for nothing."""
     moves = functools.partial(_moves, begins=_begins(made, made, Times(net.device)))
-    return min([made, *_in_orders(net, made, SOONER, moves, {}, most_ms)], key=_ms)
+    return min([made, *_in_orders(net, made, SOONER, moves, {}, most_ms)], key=attrgetter("ms"))
 
 
 def _in_orders(
