@@ -67,7 +67,7 @@ SPREADS = (0.9, 0.8)
 it stays."""
 
 ALL = 1.0
-"""The same beside slices abreast, as rounds leave gaps (`ways.PACKED`)."""
+"""The same beside slices abreast, as rounds leave gaps (`ways.FULL`)."""
 
 STAYING = (0.125, 0.25, 0.375)
 """Parts of the room that are tried for state that stays, while more makes it less."""

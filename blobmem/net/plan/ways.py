@@ -62,14 +62,15 @@ AIMS = 2
 MANY = 1000
 """Of a net of so many arrays, or calls, there are no rounds, and few levels of state: each plan takes seconds."""
 
-PACKED = (0.97, 0.95, 0.9, 0.85)
-"""What part of the room rounds may take, as many arrays that come and go leave gaps."""
+FULL = (0.985, 0.97, 0.95)
+"""What part of the room rounds may take, as many arrays that come and go leave gaps, in searches that know nothing of
+each other."""
 
-FULL = 0.985
-"""The same where these leave few."""
+PACKED = (0.9, 0.85)
+"""The same near what the last of them has found, where gaps turn out larger."""
 
 FEWER = 4
-"""How many times fewer walks there are for each of them than for the one before."""
+"""How many times fewer walks there are behind the first of these, and for each near another than for the one before."""
 
 FOUND = 3
 """How many plans with rounds are made of what searches for these have found."""
@@ -289,7 +290,7 @@ def _is_hopeless(whole: Pass, room: int, choices: Iterable[Choice]) -> bool:
     ms = usual + min((each.ms for each in choices if each.over <= 0), default=math.inf)
     if ms <= GOOD * usual:
         return False
-    over, least = rounds.glance(whole, int(PACKED[0] * room))
+    over, least = rounds.glance(whole, int(FULL[-1] * room))
     return over <= 0 and ms > HOPELESS * least
 
 
@@ -317,19 +318,20 @@ def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
 def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[[], float]) -> Iterator[Way]:
     """Those with rounds, in less and less of the room until there are few gaps."""
     near, walks = None, rounds.WALKS
-    for part in (FULL, *PACKED):
+    for part in (*FULL, *PACKED):
         found = rounds.walked(whole, int(part * room), near, walks)
         if found[0].over > 0:
             return
         for each in found[: FOUND if near is None else 1]:
             if each.ms + whole.clock[-1] < SEEMS * best():
                 yield way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
-        walks //= FEWER
-        if part is FULL:
-            continue  # others are not looked for near what there may be no places for
+        if part == FULL[0]:
+            walks //= FEWER
+            continue
         if best() <= GAPLESS * (whole.clock[-1] + found[0].ms):
             return
-        near = found[0].setting
+        if part not in FULL[:-1]:
+            walks, near = walks // FEWER, found[0].setting
 
 
 def again_in(net: Net, made: Made) -> Again:
