@@ -213,11 +213,11 @@ class Blob:
     @property
     def diff_view(self) -> View:
         """The view that `diff` is."""
-        return (self._diff or self._diff_half()).view
+        return self._diff_half().view
 
     def memory_of(self, diff: bool) -> SyncedMemory:
         """What the view of the gradient, or of the data, lies in: planners ask for it millions of times."""
-        return ((self._diff or self._diff_half()) if diff else self._data).view.memory
+        return (self._diff_half() if diff else self._data).view.memory
 
     def _diff_half(self) -> _Half:
         if self._diff is None:
