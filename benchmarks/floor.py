@@ -22,8 +22,8 @@ makes anew is there or not. Parts leave more to choose than whole arrays do: a h
 again of the same half of another. So no more of a value is made behind a moment, from the turn on, than there is then
 of what it is made of, or comes back, or is made as well.
 
-Moments are where runs end that need most bytes, and the turn; the more there are, the higher the bound. Small arrays
-count at the turn alone.
+Moments are the turn and where runs end that need most bytes, or fewer of these and others where none comes for long, as
+state comes and goes where runs need little: the higher bound counts. Small arrays count at the turn alone.
 
 Of what a ReLU made in place of a scaled array its own gradient needs the signs alone, which count for nothing: the
 kernel of the batch norm's gradient finds them. Gradients of parameters are made and used up in pieces, and state comes
@@ -83,11 +83,21 @@ def floor_ms(problem: Problem, limit: int, moments: int | None = None) -> float:
     turn, end = problem.turn - 1, len(problem.runs) - 1
     nbytes = {run: _nbytes(problem, each) / _slices(problem, each, limit) for run, each in enumerate(problem.runs)}
     fullest = sorted((run for run in nbytes if nbytes[run]), key=lambda run: -nbytes[run])
-    some = fullest[: WORK // len(problem.runs) if moments is None else moments]
-    bounds = (
-        _Bound(problem, limit, at, least) for at, least in (([turn, end], 1), ([*some, turn, end], limit // SMALL))
-    )
-    return max(bound.least_ms() for bound in bounds)
+    most = WORK // len(problem.runs) if moments is None else moments
+    spread = _spread(problem, {*fullest[: most // 3], turn, end}, most // 2)
+    several = ([turn, end], 1), ([*fullest[:most], turn, end], limit // SMALL), (spread, limit // SMALL)
+    return max(_Bound(problem, limit, at, least).least_ms() for at, least in several)
+
+
+def _spread(problem: Problem, moments: set[int], parts: int) -> list[int]:
+    """The ends of these runs, and others, so that no more than such a part of all time is between two, and a run."""
+    ms, since, result = sum(run.ms for run in problem.runs), 0.0, list[int]()
+    for at, run in enumerate(problem.runs):
+        since += run.ms
+        if at in moments or since * parts >= ms:
+            result.append(at)
+            since = 0.0
+    return result
 
 
 def _nbytes(problem: Problem, run: Run) -> int:

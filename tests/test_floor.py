@@ -131,6 +131,21 @@ def test_a_call_is_there_as_a_whole():
         assert floor_ms(problem, limit * mib) == pytest.approx(2.0 + max(2.0, away * ms))
 
 
+def test_moments_are_where_state_has_to_take_turns_too():
+    """Six updates at once, with room for the state of one, are waited for, though the link is idle later on."""
+    mib = 1 << 20
+    problem = chain(200 * mib, 200 * mib, read=[0])
+    problem.runs[0].there = problem.runs[1].there = [0]
+    for number in range(6):
+        problem.calls.append(Single(0.1, [], [], [number], [number]))
+        problem.runs.append(Run(0.1, range(3 + number, 4 + number), []))
+    problem.runs += [Run(10.0, range(9, 9), []) for _ in range(3)]
+    problem.state = [200 * mib] * 6
+    comes = 5 * 200 * mib / PER_MS
+    assert floor_ms(problem, 250 * mib, 0) < 36
+    assert floor_ms(problem, 250 * mib, 6) > 20 + comes
+
+
 def test_of_a_call_without_room_a_slice_is_there():
     """Half of the second array, so that there is no room for all of the first: three tenths of it leave and come."""
     mib = 1 << 20
