@@ -78,8 +78,8 @@ class Compilation:
 
     Attributes:
         streams: how many backward runs on, for the present shapes.
-        brings: what it uses of parameters, gradients and solver state that is evicted, for its own plan or another
-            net's; its passes bring these to arrays of the arena.
+        brings: what it uses of parameters, gradients, solver state and inputs that is evicted, for its own plan or
+            another net's; its passes bring these to arrays of the arena.
         open_streams: what that would be measured for, if it is neither given nor known (`ops.cuda.streams.Key`).
         untimed: whether it was planned for less memory than it needs, and its device could say how long some of its
             calls take, but has not yet.
@@ -136,7 +136,7 @@ class Compilation:
         self._anew: list[Blob] = []  # those made anew for want of room
         self._own: Sequence[Blob] = ()  # that calls have beside those of layers
         self._short = False  # there is no room for the usual calls
-        self._evicted: list[SyncedMemory] = []  # parameters and what a solver keeps, for this net's plan
+        self._evicted: list[SyncedMemory] = []  # state and inputs, for this net's plan
         self.brings: set[SyncedMemory] = set()
         self._spread = 0.0
         self._loss_scale: Blob | None = None
@@ -299,9 +299,9 @@ class Compilation:
         return () if updates is None else updates()
 
     def evict_state(self, state: Mapping[SyncedMemory, int], spread: float = 0.0) -> None:
-        """Let these parameters, their gradients and what a solver keeps, and no others, be evicted for as long as the
-        plan holds that is being made, each but for so many first bytes; not those that somebody uses on the device.
-        `spread` is as the attribute."""
+        """Let these parameters, their gradients, what a solver keeps and inputs, and no others, be evicted for as long
+        as the plan holds that is being made, each but for so many first bytes; not those that somebody uses on the
+        device. `spread` is as the attribute."""
         self._spread = spread
         for memory in self._evicted:
             memory.evicted, memory.staying = False, 0

@@ -1,4 +1,4 @@
-"""How much of a net's state is evicted, and when it comes, where its plan does not fit otherwise, or is slow."""
+"""How much of a net's state, inputs with it, is evicted, where its plan does not fit otherwise, or is slow."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _tell(net: Net, found: Made, wanted: int) -> None:
         )  # fmt: skip
     if found.state:
         log.info(
-            "%s has %d arrays of its parameters and solver state on the device only while they are used",
+            "%s has %d arrays of its parameters, solver state and inputs on the device only while they are used",
             net.identity, len(found.state),
         )  # fmt: skip
 
@@ -436,11 +436,12 @@ def _passes(net: Net, made: Made) -> list[_Pass]:
 
 
 def _state_of(net: Net) -> dict[SyncedMemory, int]:
-    """A net's parameters, what its solver keeps, and gradients, and the bytes of each."""
+    """A net's parameters, what its solver keeps, gradients, and inputs, and the bytes of each."""
     params = [blob for blobs in net.params.values() for blob in blobs]
     updates = [*(net._updates or ()), *chain.from_iterable(net.updates_after())]
     kept = [operand.blob for each in updates for operand in each.operands[1:] if operand is not None]
-    sizes = {blob.data_view.memory: blob.nbytes for blob in (*params, *kept)}
+    inputs = [net.blobs[name] for name in net.inputs]
+    sizes = {blob.data_view.memory: blob.nbytes for blob in (*params, *kept, *inputs)}
     if net._loss_scale is None:  # else all gradients are looked at together
         sizes.update((blob.diff_view.memory, blob.nbytes) for blob in params if blob.has_diff)
     return sizes

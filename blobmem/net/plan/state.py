@@ -1,5 +1,5 @@
 """A pass over calls, where it is not enough to give away arrays that live between forward and backward: parameters, the
-gradients of them that last, and what a solver keeps are on the device only while calls use them.
+gradients of them that last, what a solver keeps, and inputs are on the device only while calls use them.
 
 The truth of such a memory is at its own host side (`SyncedMemory.evicted`). It is brought into an array of the arena
 before the calls of a layer that use it, and copied out behind them if they change it. What is large is updated in
@@ -45,7 +45,7 @@ class Brought(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class _While:
-    """Calls of one layer that use a memory, with no other of its uses between them.
+    """Calls of one layer that use a memory, with no other of its uses between them that matters.
 
     Attributes:
         uses: their positions.
@@ -177,9 +177,10 @@ def whiles_of(
                 continue
             before, after = places[bisect_right(places, at) - 1], places[bisect_left(places, at + 1)]
             whiles, changes = found.setdefault(operand.memory, []), operand.intent is not Intent.READ
-            last = whiles[-1] if whiles else None
-            same = last is not None and last.part == operand.part
-            if last and same and (run_of[last.uses[-1]] == run_of[at] or before < last.after):
+            # what nobody changes is the same whoever else has used other parts of it meanwhile
+            near = whiles[-1:] if changes or any(each.changes for each in whiles) else reversed(whiles)
+            last = next((each for each in near if each.part == operand.part), None)
+            if last is not None and (run_of[last.uses[-1]] == run_of[at] or before < last.after):
                 last.uses.append(at)
                 last.after, last.changes = after, last.changes or changes
             else:

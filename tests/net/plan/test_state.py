@@ -86,6 +86,13 @@ NETS["images"] = (
     + conv("c3", "p", outputs=16) + layer("Pooling", "q", "c3", "q", POOL) + inner("fc6", "q", 60) + loss("fc6")
 )  # fmt: skip
 
+NETS["wide input"] = (
+    'name: "wide input" ' + layer("Input", "data", "", "data", 'top: "t" input_param { shape { dim: 3 dim: 64 dim: 16 '
+                                  'dim: 16 } shape { dim: 3 dim: 4 } }')
+    + conv("c1", "data", outputs=4) + layer("ReLU", "r1", "c1", "c1") + conv("c2", "c1", outputs=16)
+    + conv("c3", "c2", outputs=16) + loss("c3")
+)  # fmt: skip
+
 # of which slices of the batch and evicted state both save much
 NETS["both"] = (
     DATA.replace("dim: 3", "dim: 4").replace("dim: 6 dim: 5", "dim: 16 dim: 16") + conv("c1", "data", outputs=32)
@@ -1075,6 +1082,49 @@ def test_what_a_script_writes_between_steps_counts():
         each.net.run_forward()
         traces[-1].append(each.net.blobs["loss"].cpu_data().copy())
     assert_same(*traces)
+
+
+def inputs_written(each, iterations):
+    """`trained`, with images that a script writes before each step."""
+    rng, trace = np.random.default_rng(1), []
+    for _ in range(iterations):
+        data = each.net.blobs["data"]
+        data.data[...] = rng.standard_normal(data.shape)
+        trace += trained(each, 1)
+    return trace
+
+
+def test_an_input_is_evicted_while_nobody_reads_it():
+    """As other state is: what a script has written is at the host."""
+    free = solver(SimulatedDevice(), "wide input", tested=False)
+    needed, traces = least("wide input", tested=False), [inputs_written(free, 3)]
+    data = free.net.blobs["data"]
+    assert needed < free.net.device.statistics.peak_bytes - data.nbytes / 2
+    tight = solver(SimulatedDevice(needed), "wide input", tested=False)
+    traces.append(inputs_written(tight, 3))
+    assert_same(*traces)
+    assert "data" in evicted(tight.net) and tight.net.device.statistics.peak_bytes <= needed
+    before = tight.net.device.statistics.snapshot()
+    tight.step(2)
+    moved = tight.net.device.statistics - before
+    assert data.nbytes <= moved.htod_bytes / 2 - moved.dtoh_bytes / 2  # it only comes
+    assert np.array_equal(data.data, tight.net.blobs["data"].data)
+
+
+def test_what_slices_of_the_batch_read_comes_once_for_a_run_of_them():
+    """What they change comes, and goes, for each of its uses."""
+
+    def found(intent, *layers):
+        blob = Blob([4, 8], name="input")
+        uses = [call("copy", replace(intent(blob), part=(at % 2, 2))) for at in range(len(layers))]
+        for each, number in zip(uses, layers, strict=True):
+            each.layer = number
+        whiles = state.whiles_of(uses, range(len(uses) + 1), {blob.data_view.memory}, together=[(1, 2)])
+        return [each.uses for each in whiles[blob.data_view.memory]]
+
+    assert found(read, 1, 1, 2, 2) == [[0, 2], [1, 3]]
+    assert found(read, 0, 0, 3, 3) == found(read, 1, 1, 3, 3) == [[0], [1], [2], [3]]
+    assert found(write, 1, 1, 2, 2) == [[0], [1], [2], [3]]
 
 
 def test_who_wants_it_on_the_device_has_it_there():
