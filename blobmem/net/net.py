@@ -423,6 +423,7 @@ class Net(Access, Placement, Compilation):
             self._run_in_parts(first, last, dynamic)
         else:
             self._run(span, False, range(first, last + 1))
+        self._upload_inputs(queued=True)
         return self._loss_reader.read(self.device, self._losses(first, last))
 
     def _losses(self, first: int, last: int) -> list[tuple[Blob, float]]:
@@ -571,6 +572,7 @@ class Net(Access, Placement, Compilation):
                 else:
                     backward.schedule.run(backward.start, backward.stop, again=True)
                     before()
+            self._upload_inputs(queued=True)
             return begun
 
     @contextlib.contextmanager
@@ -586,6 +588,7 @@ class Net(Access, Placement, Compilation):
         self.group.claim(self.identity, span.left)
         with self._unfinished(span):
             yield span
+        self._upload_inputs(queued=True)
 
     @contextlib.contextmanager
     def _unfinished(self, span: Span) -> Iterator[None]:
@@ -656,12 +659,14 @@ class Net(Access, Placement, Compilation):
             mean = asum(blob) / max(blob.count, 1)
             log.info("[%s] layer %s, %s %s %s: %.6g", direction, node.layer.name, kind, blob.name, part, mean)
 
-    def _upload_inputs(self) -> None:
-        """A net input whose array the user still holds may have been written since: count it as a host write."""
+    def _upload_inputs(self, queued: bool = False) -> None:
+        """A net input whose array the user still holds may have been written since: count it as a host write. Or, with
+        `queued`, it may be from now on, and if it is evicted what is queued copies it from there: wait for that."""
         if self.device.is_host:
             return
-        for name in self.inputs:
-            self.blobs[name].touch_if_held()
+        for blob in (self.blobs[name] for name in self.inputs):
+            if not queued or blob.data_view.memory.evicted:
+                blob.touch_if_held()
 
     def losses(self) -> list[Blob]:
         """The blobs that are losses."""
