@@ -990,6 +990,27 @@ def test_gradients_are_made_in_pieces_beside_cuda_graphs(monkeypatch):
     assert "" in each.net.why_eager(backward=True).values()  # some of it is in graphs
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_an_input_is_evicted_beside_cuda_graphs(make, held):
+    """Whose copies read what a script has written for that step."""
+
+    def stepped(limit):
+        device = make(limit) if make is EmulatedCuda else make(limit=limit)
+        each, rng = solver(device, "wide input", tested=False), np.random.default_rng(1)
+        data = each.net.blobs["data"]
+        array = data.data if held else None
+        for _ in range(8):
+            (data.data if array is None else array)[...] = rng.standard_normal(data.shape)
+            each.step(1)
+        return each, trained(each, 1)
+
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        stepped(1)
+    tight, found = stepped(caught.value.requested)
+    assert_same(found, stepped(None)[1])
+    assert "data" in evicted(tight.net) and "" in tight.net.why_eager().values()
+
+
 @functools.cache
 def least_of_late():
     with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
