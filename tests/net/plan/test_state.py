@@ -1008,7 +1008,9 @@ def test_an_input_is_evicted_beside_cuda_graphs(make, held):
         stepped(1)
     tight, found = stepped(caught.value.requested)
     assert_same(found, stepped(None)[1])
-    assert "data" in evicted(tight.net) and "" in tight.net.why_eager().values()
+    assert "" in tight.net.why_eager().values()
+    if make is EmulatedCuda:  # once a GPU has timed calls, less workspace may do
+        assert "data" in evicted(tight.net)
 
 
 @functools.cache
