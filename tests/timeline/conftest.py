@@ -25,8 +25,7 @@ def chain():
 @pytest.fixture(scope="session")
 def evicting():
     """The timeline of a train net whose device may hold two thirds of what it needs."""
-    shape = "shape { dim: 8 dim: 8 dim: 32 dim: 32 }"  # of no input, which would be evicted alone
-    text = f'layer {{ name: "in" type: "DummyData" top: "0" dummy_data_param {{ {shape} }} }}'
+    text = 'layer { name: "in" type: "Input" top: "0" input_param { shape { dim: 8 dim: 8 dim: 32 dim: 32 } } }'
     for at in range(6):
         text += f'''
             layer {{ name: "c{at}" type: "Convolution" bottom: "{at}" top: "{at + 1}"

@@ -179,9 +179,12 @@ class _Search:
         self._many = len(made.forward) + len(made.backward) >= MANY
         self._good = GOOD * reckon(made.places, Times(net.device)).ms
         candidates, lacking = _candidates(net, made), made.places.layout.nbytes - room_of(net, made)
-        self._much = sum(each.size for each in candidates) * LITTLE > lacking
-        self._levels = [*dict.fromkeys(_first(candidates, part) for part in LEVELS)]
-        self._some, self._most = _first(candidates, SOME), _first(candidates, MOST)
+        inputs = {net.blobs[name].data_view.memory for name in net.inputs}
+        state = [each for each in candidates if each.memory not in inputs]
+        self._much = sum(each.size for each in state) * LITTLE > lacking
+        self._levels = [*dict.fromkeys(_first(state, part) for part in LEVELS)]
+        self._some, self._most = _first(state, SOME), _first(state, MOST)
+        self._all = self._levels[-1] if len(state) == len(candidates) else tuple(candidates)
         self._fastest: dict[int, Made] = {}  # by how much state they evict
 
     def run(self) -> Made | OutOfDeviceMemory:
@@ -200,7 +203,8 @@ class _Search:
                 self._best = _split(net, self._best, good)
         if self._slices and self._is_slow and not (self._is_found and (self._exact or self._many)):
             states = ((), *(self._levels if self._much else self._levels[1::2]))
-            self._best = min([self._best, *_abreast(net, self._made, states, good, self._best)], key=_rank)
+            more = () if self._all is self._levels[-1] else (self._all,)
+            self._best = min([self._best, *_abreast(net, self._made, states, more, good, self._best)], key=_rank)
         if isinstance(self._best, Made) and self._is_slow:
             net.evict_state(self._best.state, self._best.spread)
             self._best = refined(net, self._best)
@@ -231,16 +235,16 @@ class _Search:
             self._try((), False, sliced)
         needed = self._best.requested if isinstance(self._best, OutOfDeviceMemory) else 0
         if needed:
-            self._try(self._levels[-1], False, sliced)
+            self._try(self._all, False, sliced)
         most = [] if self._exact else [self._most]
-        compared = [*self._levels[:-1], *most, self._levels[-1]] if self._much else [self._some]
-        for level in compared if self._is_found else ():
+        compared = [*self._levels[:-1], *most, *dict.fromkeys([self._levels[-1], self._all])]
+        for level in (compared if self._much else [self._some]) if self._is_found else ():
             if isinstance(self._best, Made) and not self._is_slow and len(self._best.state) <= len(level):
                 break
             if needed - sum(each.size for each in level) > (self._net.device.most_bytes or 0):
                 continue
             better = self._try(level, self._much, sliced)
-            both = better or not self._many if not needed else not better and level is not self._levels[-1]
+            both = better or not self._many if not needed else not better and level is not self._all
             if self._much and both:
                 self._try(level, False, sliced)
             if self._many and not sliced and not needed and not better:
@@ -308,11 +312,13 @@ def _staying(net: Net, found: Made, good: float) -> Made:
 
 
 def _abreast(
-    net: Net, made: Made, levels: Sequence[Sequence[_Candidate]], good: float, best: Made | OutOfDeviceMemory
-) -> list[Made | OutOfDeviceMemory]:
-    """`_fits` with a run of layers in slices abreast, and those levels of state evicted with which it seems best, where
-    they may be better than the `best` so far; if none fits, and that does not, as it needs least too."""
-    seen, room, times = list[tuple[int, float, int]](), room_of(net, made), Times(net.device)
+    net: Net, made: Made, states: Sequence[Sequence[_Candidate]], more: Sequence[Sequence[_Candidate]], good: float,
+    best: Made | OutOfDeviceMemory,
+) -> list[Made | OutOfDeviceMemory]:  # fmt: skip
+    """`_fits` with a run of layers in slices abreast, and those levels of state evicted with which it seems best, or
+    `more` that seem as good, where they may be better than the `best` so far; if none fits, and that does not, as it
+    needs least too."""
+    seen, room, times, levels = list[tuple[int, float, int]](), room_of(net, made), Times(net.device), [*states, *more]
     for at, level in enumerate(levels):
         trial = _take_abreast(net, level, ALL, room + sum(each.size for each in level))
         if trial is not None:
@@ -321,7 +327,9 @@ def _abreast(
             seen.append((over, ms + PART * sum(each.ms for each in level), at))
     result, most_ms = list[Made | OutOfDeviceMemory](), getattr(best, "ms", math.inf)
     seen.sort()
-    for at in [at for over, ms, at in seen[:ABREAST] if (over, ms) <= (seen[0][0], NEARLY * seen[0][1])]:
+    few = [each for each in seen if each[-1] < len(states)][:ABREAST]
+    few += [each for each in seen if each[-1] >= len(states)]
+    for at in [at for over, ms, at in few if (over, ms) <= (few[0][0], NEARLY * few[0][1])]:
         trial = _take_abreast(net, levels[at], ALL, room + sum(each.size for each in levels[at]))
         assert trial is not None  # as before
         result.append(_fits(net, trial, good, most_ms=most_ms))
