@@ -1,4 +1,4 @@
-"""How much of a net's state, inputs with it, is evicted, where its plan does not fit otherwise, or is slow."""
+"""How much of a net's state and inputs is evicted, and when it comes, where its plan would not fit, or is slow."""
 
 from __future__ import annotations
 

@@ -909,7 +909,7 @@ def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, 
         monkeypatch.setattr(levels, name, stub)
     device = SimpleNamespace(deterministic=False, most_bytes=1 << 20)
     net = SimpleNamespace(
-        device=device, passes={"slices"}, _dynamic=False, take_sources=lambda: False, evict_state=evict_state
+        device=device, passes={"slices"}, _dynamic=False, take_sources=lambda: False, evict_state=evict_state, inputs=[]
     )
     best = levels._fitted(net, made(0.0))
     if calls == levels.MANY:  # the first level, also with updates where they are, and the second
