@@ -124,6 +124,11 @@ class Slot(SyncedMemory):
             return self._home.resident_side(offset, nbytes)
         return self._arena.resident_side(self._at(offset, nbytes), nbytes)
 
+    def is_at_host(self, offset: int, nbytes: int) -> bool:
+        if self._home is not None:
+            return self._home.is_at_host(offset, nbytes)
+        return self._arena.is_at_host(self._at(offset, nbytes), nbytes)
+
     def lent(self, offset: int, nbytes: int, writeable: bool = False) -> bool:
         if self._home is not None:
             return self._home.lent(offset, nbytes, writeable)

@@ -175,6 +175,11 @@ class SyncedMemory:
         on_device = count[_DEVICE] + count[_BOTH] and count[_HOST] <= count[_DEVICE]
         return Side.DEVICE if on_device else Side.HOST
 
+    def is_at_host(self, offset: int, nbytes: int) -> bool:
+        """Whether the host has the newest of these bytes, or they are zero, whoever else has them."""
+        with self._lock:
+            return all(bits != _DEVICE for _, _, bits in self._extents.runs(offset, offset + nbytes))
+
     def lent(self, offset: int, nbytes: int, writeable: bool = False) -> bool:
         """Whether an array handed out over some of these bytes is still alive (a writable one, if so asked)."""
         with self._lock:

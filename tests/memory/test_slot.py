@@ -110,6 +110,7 @@ def test_at_the_same_epoch_another_access_would_change_nothing(steps):
         lambda slot: slot.clear(0, 801),
         lambda slot: slot.reserve(Side.DEVICE, 801),
         lambda slot: slot.resident_side(0, 801),
+        lambda slot: slot.is_at_host(0, 801),
         lambda slot: slot.is_zero(512, 400),
     ],
 )

@@ -687,6 +687,19 @@ def test_resident_side(device):
     assert memory.resident_side(0, 1000) is Side.DEVICE
 
 
+def test_what_is_at_the_host(device):
+    """Whoever else has it; and zeros."""
+    memory = SyncedMemory(0, device)
+    assert memory.is_at_host(0, 1000)
+    memory.view(0, 400).cpu_data("overwrite")
+    memory.view(0, 400).gpu_data()
+    assert memory.is_at_host(0, 1000)
+    memory.view(512, 488).gpu_data("write")
+    assert memory.is_at_host(0, 512) and not memory.is_at_host(0, 1000)
+    memory.view(0, 1000).cpu_data()
+    assert memory.is_at_host(0, 1000)
+
+
 # Lifetime, names
 
 

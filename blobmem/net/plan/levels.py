@@ -444,14 +444,16 @@ def _passes(net: Net, made: Made) -> list[_Pass]:
 
 
 def _state_of(net: Net) -> dict[SyncedMemory, int]:
-    """A net's parameters, what its solver keeps, gradients, and inputs, and the bytes of each."""
+    """A net's parameters, what its solver keeps, gradients, and inputs that are at the host, and the bytes of each."""
     params = [blob for blobs in net.params.values() for blob in blobs]
     updates = [*(net._updates or ()), *chain.from_iterable(net.updates_after())]
     kept = [operand.blob for each in updates for operand in each.operands[1:] if operand is not None]
-    inputs = [net.blobs[name] for name in net.inputs]
-    sizes = {blob.data_view.memory: blob.nbytes for blob in (*params, *kept, *inputs)}
+    sizes = {blob.data_view.memory: blob.nbytes for blob in (*params, *kept)}
     if net._loss_scale is None:  # else all gradients are looked at together
         sizes.update((blob.diff_view.memory, blob.nbytes) for blob in params if blob.has_diff)
+    for view in (net.blobs[name].data_view for name in net.inputs):
+        if view.memory.is_at_host(view.offset, view.nbytes):  # else there may be no room to fill it there again
+            sizes[view.memory] = view.nbytes
     return sizes
 
 

@@ -1131,6 +1131,27 @@ def test_an_input_is_evicted_while_nobody_reads_it(monkeypatch, order, held):
     assert moved.htod_bytes >= moved.dtoh_bytes + 4 * data.nbytes  # it only comes
 
 
+def test_an_input_that_is_filled_on_the_device_stays_there():
+    """As there may be no room to fill it again."""
+    free, needed = solver(SimulatedDevice(), "wide input", tested=False), least("wide input", tested=False)
+    data = free.net.blobs["data"]
+    with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
+        each = solver(SimulatedDevice(needed), "wide input", tested=False)
+        each.net.blobs["data"].mutable_gpu_data()
+        each.step(1)
+    assert caught.value.requested > needed + data.nbytes / 2
+    tight, traces = solver(SimulatedDevice(caught.value.requested), "wide input", tested=False), []
+    for each in (free, tight):
+        rng, blob = np.random.default_rng(1), each.net.blobs["data"]
+        for _ in range(3):
+            array = each.net.device.as_array(blob.mutable_gpu_data(), blob.shape, np.float32)
+            array[...] = rng.standard_normal(blob.shape)
+            each.step(1)
+        traces.append(trained(each, 1))
+    assert_same(*traces)
+    assert "data" not in evicted(tight.net) and tight.net.device.statistics.peak_bytes <= caught.value.requested
+
+
 def test_what_slices_of_the_batch_read_comes_once_for_a_run_of_them():
     """What they change comes, and goes, for each of its uses."""
 
