@@ -171,6 +171,18 @@ def evicted(net):
     return [memory.name for memory in net._evicted]
 
 
+def fed(device, held, iterations):
+    """A solver of a net with a large input, and what it then trains, once a script has filled that so often, in the
+    array that it holds or one that it asks for."""
+    each, rng = solver(device, "wide input", tested=False), np.random.default_rng(1)
+    data = each.net.blobs["data"]
+    array = data.data if held else None
+    for _ in range(iterations):
+        (data.data if array is None else array)[...] = rng.standard_normal(data.shape)
+        each.step(1)
+    return each, trained(each, 1)
+
+
 # -------------------------------------------------------------------- the same bits
 
 
@@ -995,14 +1007,7 @@ def test_an_input_is_evicted_beside_cuda_graphs(make, held):
     """Whose copies read what a script has written for that step."""
 
     def stepped(limit):
-        device = make(limit) if make is EmulatedCuda else make(limit=limit)
-        each, rng = solver(device, "wide input", tested=False), np.random.default_rng(1)
-        data = each.net.blobs["data"]
-        array = data.data if held else None
-        for _ in range(8):
-            (data.data if array is None else array)[...] = rng.standard_normal(data.shape)
-            each.step(1)
-        return each, trained(each, 1)
+        return fed(make(limit) if make is EmulatedCuda else make(limit=limit), held, 8)
 
     with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
         stepped(1)
@@ -1115,14 +1120,10 @@ def test_an_input_is_evicted_while_nobody_reads_it(monkeypatch, order, held):
     monkeypatch.setattr(steps.Step, "launch", launch_late)
     needed, traces = least("wide input", tested=False), []
     for device in (SimulatedDevice(), LateSimulated(order, capacity=needed)):
-        each, rng = solver(device, "wide input", tested=False), np.random.default_rng(1)
-        data = each.net.blobs["data"]
-        array = data.data if held else None
-        for _ in range(4):
-            (data.data if array is None else array)[...] = rng.standard_normal(data.shape)
-            each.step(1)
-        traces.append(trained(each, 1))
+        each, trace = fed(device, held, 4)
+        traces.append(trace)
     assert_same(*traces)
+    data = each.net.blobs["data"]
     assert "data" in evicted(each.net) and device.statistics.peak_bytes <= needed
     assert needed < unlimited("wide input", tested=False)[0] - data.nbytes / 2
     before = device.statistics.snapshot()
