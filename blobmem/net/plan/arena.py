@@ -2,16 +2,14 @@
 
 This is dynamic storage allocation, which is NP-hard. What planners for nets do (Pisarchyk and Lee 2020, "Efficient
 memory management for deep neural net inference") is done here in several orders: arrays one after another at the lowest
-offset that is free, until an order reaches the largest load; if none does, a local search over orders of the large ones
-looks for one behind which the small ones find room, and at last one over orders of all goes on from the best. Every
-packing can be had by some order, its own from the lowest offset up.
+offset that is free, until an order reaches the largest load. If none does, a search goes on from those that end first:
+for places below the largest load, and where it finds none below limits in between; or below a limit that is given.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -21,21 +19,18 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.rooms import loads
 
-WORK = 200_000_000
-"""Comparisons of two arrays that a layout may take, after which no other order is begun: about a second. A number, not
-a time, so that plans repeat."""
+WORK = 12_000
+"""So many pairs of arrays for each array a search for places below a limit looks at, from the order that ends first;
+and a quarter of it from others. A number, not a time, so that plans repeat."""
 
-LARGE = (40, 100)
-"""What has more than such a part of the bytes of an arena is large."""
+STARTS = 3
+"""From so many orders."""
 
-WITHIN = (100, 400)
-"""The same where a given number of bytes will do."""
+ALL = 100_000_000
+"""About so many pairs are looked at for all limits together, half a second long; but two are tried in any case."""
 
-FULL = 0.999
-"""What is small, and lives where more than such a part of these is in use, is put first then."""
-
-BEST = 3
-"""With so many orders, those that end first, a search for places within them goes on."""
+FINE = 1000
+"""Limits are told from each other to such a part of the largest load."""
 
 
 class Layout(NamedTuple):
@@ -79,64 +74,44 @@ def largest_load(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> int:
 
 
 def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -> np.ndarray:
-    """The offsets, in the unit of the sizes; where `enough` will do, others are not looked for once they end by that,
-    nor for so long."""
+    """The offsets, in the unit of the sizes."""
     from blobmem.net.plan import kernels  # its compiler takes a while to import
 
-    goal, work = max(largest_load(first, last, size), enough), WORK // (8 if enough else 1)
-    around, least = (_orders_around_large if enough else _orders_of_large)(first, last, size, goal), kernels.NO_LIMIT
-    found = list[tuple[int, np.ndarray, np.ndarray]]()
-    for order in chain(_orders(first, last, size), around):
+    load, found = largest_load(first, last, size), list[tuple[int, np.ndarray]]()
+    for order in _orders(first, last, size):
         offsets = np.empty_like(size)
-        total, done = kernels.put_all(order, first, last, size, offsets, kernels.NO_LIMIT if enough else least - 1)
-        if total < least or enough:
-            least = min(least, total)
-            found.append((total, order, offsets))
-        work -= done
-        if least <= goal or work <= 0:
-            return min(found, key=itemgetter(0))[-1]
-    best, *others = sorted(found, key=itemgetter(0))
-    for _, order, offsets in (best, *others[: BEST - 1 if enough else 0]):
-        total = kernels.improve(order, first, last, size, offsets, goal, work // 2)
-        best = min(best, (total, order, offsets), key=itemgetter(0))
-        if total <= goal:
+        total = kernels.put_all(order, first, last, size, offsets)
+        if total <= max(load, enough):
+            return offsets
+        found.append((total, offsets))
+    found.sort(key=itemgetter(0))
+    starts = [offsets for _, offsets in found[:STARTS]]
+    neighbours = kernels.neighbours(first, last)
+    (high, best), low, limit = found[0], load - 1, enough or load
+    for _ in range(1 if enough else max(2, ALL // max(1, WORK * len(size)))):
+        if limit < load or high - low <= max(1, load // FINE):
             break
-    return best[-1]
+        trial = _below(limit, size, neighbours, starts)
+        if trial is None:
+            low = limit
+        else:
+            high, best = int((trial + size).max()), trial
+            starts = [best, *starts[:-1]]
+        limit = (low + high) // 2
+    return best
 
 
-def _orders_around_large(first: np.ndarray, last: np.ndarray, size: np.ndarray, goal: int) -> Iterator[np.ndarray]:
-    """Orders in which large arrays come as a short search by themselves has found to be good, behind the small ones
-    that live where nearly all is in use: there is a place for all others."""
+def _below(
+    limit: int, size: np.ndarray, neighbours: tuple[np.ndarray, np.ndarray], starts: Sequence[np.ndarray]
+) -> np.ndarray | None:
+    """Offsets with which all end by the limit; None if none are found."""
     from blobmem.net.plan import kernels
 
-    load = loads(first, last, size, int(last.max()) + 1)
-    most = np.array([load[begin : end + 1].max() for begin, end in zip(first, last, strict=True)])
-    rest = np.lexsort((first, -size, first - last, -most))
-    for part in WITHIN:
-        large, small = np.flatnonzero(size * part > goal), rest[size[rest] * part <= goal]
-        if len(large) < 2:
-            continue
-        own, full = (first[large], last[large], size[large]), most[small] >= FULL * goal
-        for order in islice(_orders(*own), 5):
-            kernels.improve(order, *own, np.empty_like(own[2]), largest_load(*own), WORK // 64)
-            yield np.concatenate([small[full], large[order], small[~full]])
-
-
-def _orders_of_large(first: np.ndarray, last: np.ndarray, size: np.ndarray, goal: int) -> Iterator[np.ndarray]:
-    """Orders in which the large arrays come first, as a search by themselves, which is quick, has found them to be
-    good."""
-    from blobmem.net.plan import kernels
-
-    rest = np.lexsort((first, -size * (last - first + 1)))
-    for part in LARGE:
-        large = np.flatnonzero(size * part > goal)
-        small = rest[size[rest] * part <= goal]
-        if len(large) < 2:
-            continue
-        own = first[large], last[large], size[large]
-        for order in islice(_orders(*own), 1, 4):
-            kernels.improve(order, *own, np.empty_like(own[2]), goal, WORK // 8)
-            yield np.concatenate([large[order], small])
+    for seed, start in enumerate(starts):
+        offsets, work = start.copy(), WORK * len(size)
+        if kernels.put_below(limit, size, offsets, *neighbours, work if seed == 0 else work // 4, seed):
+            return offsets
+    return None
 
 
 def _orders(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,6 +1,5 @@
-"""Compiled: arrays put one after another at the lowest offset that is free while they live, and a search for an order;
-what choices of what is made anew, or evicted, ask most often;
-and minimum cuts.
+"""Compiled: arrays put one after another at the lowest offset that is free while they live, and a search for places
+below a limit; what choices of what is made anew, or evicted, ask most often; and minimum cuts.
 
 Steps and sizes are int64, sizes and offsets in units of the alignment. All is a function of the arguments alone.
 """
@@ -14,7 +13,6 @@ from blobmem.ops.host.compiled import kernel, part
 Ints = np.ndarray
 Floats = np.ndarray
 Bools = np.ndarray
-NO_LIMIT = 1 << 62
 
 
 @part
@@ -23,21 +21,16 @@ def _happens_before(last: int, first: int) -> bool:
     return last < first
 
 
-@part
-def _put_all(
-    order: Ints, first: Ints, last: Ints, size: Ints, offset: Ints, placed: Ints, limit: int
-) -> tuple[int, int]:
-    """Give each array, in this order, the lowest offset that is free; (total, steps of work).
-
-    Stops once the total is beyond `limit`. `placed` is int64 scratch of shape (4, arrays).
-    """
+@kernel
+def put_all(order: Ints, first: Ints, last: Ints, size: Ints, offset: Ints) -> int:
+    """Give each array, in this order, the lowest offset that is free; the total."""
+    placed = np.empty((4, order.size), np.int64)
     starts, stops, firsts, lasts = placed[0], placed[1], placed[2], placed[3]  # of those placed, by offset
-    total, work = 0, 0
+    total = 0
     for count in range(order.size):
         index = order[count]
         at = 0
         for other in range(count):
-            work += 1
             if _happens_before(lasts[other], first[index]) or _happens_before(last[index], firsts[other]):
                 continue
             if starts[other] - at >= size[index]:
@@ -45,8 +38,6 @@ def _put_all(
             at = max(at, stops[other])
         offset[index] = at
         total = max(total, at + size[index])
-        if total > limit:
-            break
         slot = count
         while slot > 0 and starts[slot - 1] > at:
             starts[slot], stops[slot] = starts[slot - 1], stops[slot - 1]
@@ -54,7 +45,7 @@ def _put_all(
             slot -= 1
         starts[slot], stops[slot] = at, at + size[index]
         firsts[slot], lasts[slot] = first[index], last[index]
-    return total, work
+    return total
 
 
 @part
@@ -64,60 +55,113 @@ def _draw(state: Ints, below: int) -> int:
     return ((state[0] >> 33) & 0x7FFFFFFF) % below
 
 
-@part
-def _draw_culprit(state: Ints, order: Ints, size: Ints, offset: Ints, total: int, tops: Ints) -> int:
-    """A position other than the first in the order, mostly of an array that reaches up to the total."""
-    count = 0
-    for at in range(1, order.size):
-        if offset[order[at]] + size[order[at]] == total:
-            tops[count] = at
-            count += 1
-    if count and _draw(state, 4):
-        return tops[_draw(state, count)]
-    return 1 + _draw(state, order.size - 1)
-
-
-@part
-def _shuffle(state: Ints, order: Ints, at: int) -> None:
-    """Let the array at position `at` be placed earlier, before another or in exchange with it."""
-    to = _draw(state, at)
-    moved = order[at]
-    if _draw(state, 2):
-        for slot in range(at, to, -1):
-            order[slot] = order[slot - 1]
-    else:
-        order[at] = order[to]
-    order[to] = moved
-
-
 @kernel
-def put_all(order: Ints, first: Ints, last: Ints, size: Ints, offset: Ints, limit: int) -> tuple[int, int]:
-    """Fill `offset` with places in this order; (total, steps of work). A total above `limit` is not the whole one."""
-    return _put_all(order, first, last, size, offset, np.empty((4, order.size), np.int64), limit)
-
-
-@kernel
-def improve(order: Ints, first: Ints, last: Ints, size: Ints, offset: Ints, goal: int, work: int) -> int:
-    """Look for a better order of two or more arrays, from `order` on, and fill `offset` with its places; the total.
-
-    Orders at random from a fixed seed, kept where the total is no larger, until it is `goal` or `work` steps are done.
-    """
-    count = order.size
-    placed = np.empty((4, count), np.int64)
-    tops, trial, here = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
-    state = np.zeros(1, np.int64)
-    total, _ = _put_all(order, first, last, size, offset, placed, NO_LIMIT)
-    while total > goal and work > 0:
-        for at in range(count):
-            trial[at] = order[at]
-        _shuffle(state, trial, _draw_culprit(state, order, size, offset, total, tops))
-        reached, done = _put_all(trial, first, last, size, here, placed, total)
-        work -= done + 4 * count
-        if reached <= total:
-            total = reached
+def neighbours(first: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Of each array those that live when it does: where they begin, and the last one's end, in what comes second."""
+    count = first.size
+    order, starts = np.argsort(first, kind="mergesort"), np.zeros(count + 1, np.int64)
+    for fill in (False, True):
+        if fill:
             for at in range(count):
-                order[at], offset[at] = trial[at], here[at]
-    return total
+                starts[at + 1] += starts[at]
+            found, place = np.empty(starts[count], np.int64), starts[:-1].copy()
+        for at in range(count):
+            one = order[at]
+            for behind in range(at + 1, count):
+                other = order[behind]
+                if _happens_before(last[one], first[other]):
+                    break
+                if fill:
+                    found[place[one]], found[place[other]] = other, one
+                    place[one] += 1
+                    place[other] += 1
+                else:
+                    starts[one + 1] += 1
+                    starts[other + 1] += 1
+    return starts, found
+
+
+@part
+def _draw_offset(
+    index: int, size: Ints, offset: Ints, put: Bools, penalty: Ints, starts: Ints, others: Ints, limit: int,
+    at: Ints, by: Ints, state: Ints,
+) -> tuple[int, int]:  # fmt: skip
+    """An offset up to which an array ends by the limit, with the least sum of penalties of those it would lie over; and
+    that sum. The lowest, if it is 0; else one of the ends, drawn, of one of the ranges of such offsets."""
+    count, cost, most = 0, 0, limit - size[index]
+    for row in range(starts[index], starts[index + 1]):
+        other = others[row]
+        if put[other]:
+            low, high = max(0, offset[other] - size[index] + 1), offset[other] + size[other]
+            if low == 0:
+                cost += penalty[other]
+            elif low <= most:
+                at[count], by[count] = low, penalty[other]
+                count += 1
+            if high <= most:
+                at[count], by[count] = high, -penalty[other]
+                count += 1
+    order = np.argsort(at[:count])
+    least, found, ways, here, row = cost + 1, 0, 0, 0, 0
+    while True:
+        while row < count and at[order[row]] == here:
+            cost += by[order[row]]
+            row += 1
+        following = at[order[row]] if row < count else most + 1
+        if cost < least:
+            least, ways = cost, 0
+        if cost == least and (ways == 0 or cost > 0):
+            ways += 1
+            if _draw(state, ways) == 0:
+                found = here if cost == 0 or _draw(state, 2) else following - 1
+        if row == count:
+            return found, least
+        here = following
+
+
+@kernel
+def put_below(limit: int, size: Ints, offset: Ints, starts: Ints, others: Ints, work: int, seed: int) -> bool:
+    """Look for offsets with which all end by the limit, from those that are given on; whether they were found.
+
+    Guided ejection search (Nagata and Bräysy, "A powerful route minimization heuristic for the vehicle routing problem
+    with time windows", Operations Research Letters 37, 2009): the largest that has no place takes one, and those that
+    were there have none then; of which as few as can be, each counting as often as it had to do so itself.
+
+    Args:
+        limit: the end of the arena.
+        size, offset: of each array, none of which is beyond the limit by itself.
+        starts, others: as `neighbours` has them.
+        work: how many of these are looked at.
+        seed: of what is drawn.
+    """
+    count, most = size.size, 0
+    for index in range(count):
+        most = max(most, starts[index + 1] - starts[index])
+    put, penalty, waiting = np.empty(count, np.bool_), np.ones(count, np.int64), np.empty(count, np.int64)
+    at, by, state, left = np.empty(2 * most, np.int64), np.empty(2 * most, np.int64), np.full(1, seed), 0
+    for index in range(count):
+        put[index] = offset[index] + size[index] <= limit
+        if not put[index]:
+            waiting[left] = index
+            left += 1
+    while left and work > 0:
+        largest = 0
+        for each in range(1, left):
+            if size[waiting[each]] > size[waiting[largest]]:
+                largest = each
+        index, left = waiting[largest], left - 1
+        waiting[largest] = waiting[left]
+        place, cost = _draw_offset(index, size, offset, put, penalty, starts, others, limit, at, by, state)
+        offset[index], put[index] = place, True
+        penalty[index] += cost > 0
+        for row in range(starts[index], starts[index + 1]):
+            other = others[row]
+            if cost and put[other] and offset[other] < place + size[index] and place < offset[other] + size[other]:
+                put[other] = False
+                waiting[left] = other
+                left += 1
+        work -= 4 * (starts[index + 1] - starts[index])
+    return left == 0
 
 
 @kernel

@@ -202,9 +202,8 @@ class _Search:
             if isinstance(self._best, Made) and not self._many:
                 self._best = _split(net, self._best, good)
         if self._slices and self._is_slow and not (self._is_found and (self._exact or self._many)):
-            states = ((), *(self._levels if self._much else self._levels[1::2]))
-            more = () if self._all is self._levels[-1] else (self._all,)
-            self._best = min([self._best, *_abreast(net, self._made, states, more, good, self._best)], key=_rank)
+            states = dict.fromkeys(((), *(self._levels if self._much else self._levels[1::2]), self._all))
+            self._best = min([self._best, *_abreast(net, self._made, [*states], good, self._best)], key=_rank)
         if isinstance(self._best, Made) and self._is_slow:
             net.evict_state(self._best.state, self._best.spread)
             self._best = refined(net, self._best)
@@ -312,13 +311,11 @@ def _staying(net: Net, found: Made, good: float) -> Made:
 
 
 def _abreast(
-    net: Net, made: Made, states: Sequence[Sequence[_Candidate]], more: Sequence[Sequence[_Candidate]], good: float,
-    best: Made | OutOfDeviceMemory,
-) -> list[Made | OutOfDeviceMemory]:  # fmt: skip
-    """`_fits` with a run of layers in slices abreast, and those levels of state evicted with which it seems best, or
-    `more` that seem as good, where they may be better than the `best` so far; if none fits, and that does not, as it
-    needs least too."""
-    seen, room, times, levels = list[tuple[int, float, int]](), room_of(net, made), Times(net.device), [*states, *more]
+    net: Net, made: Made, levels: Sequence[Sequence[_Candidate]], good: float, best: Made | OutOfDeviceMemory
+) -> list[Made | OutOfDeviceMemory]:
+    """`_fits` with a run of layers in slices abreast, and those levels of state evicted with which it seems best, where
+    they may be better than the `best` so far; if none fits, and that does not, as it needs least too."""
+    seen, room, times = list[tuple[int, float, int]](), room_of(net, made), Times(net.device)
     for at, level in enumerate(levels):
         trial = _take_abreast(net, level, ALL, room + sum(each.size for each in level))
         if trial is not None:
@@ -327,9 +324,7 @@ def _abreast(
             seen.append((over, ms + PART * sum(each.ms for each in level), at))
     result, most_ms = list[Made | OutOfDeviceMemory](), getattr(best, "ms", math.inf)
     seen.sort()
-    few = [each for each in seen if each[-1] < len(states)][:ABREAST]
-    few += [each for each in seen if each[-1] >= len(states)]
-    for at in [at for over, ms, at in few if (over, ms) <= (few[0][0], NEARLY * few[0][1])]:
+    for at in [at for over, ms, at in seen[:ABREAST] if (over, ms) <= (seen[0][0], NEARLY * seen[0][1])]:
         trial = _take_abreast(net, levels[at], ALL, room + sum(each.size for each in levels[at]))
         assert trial is not None  # as before
         result.append(_fits(net, trial, good, most_ms=most_ms))

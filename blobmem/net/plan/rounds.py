@@ -79,17 +79,15 @@ class Walked(NamedTuple):
     setting: Setting
 
 
-def walked(whole: Pass, room: int, near: Setting | None = None, walks: int = WALKS) -> list[Walked]:
+def walked(whole: Pass, room: int, walks: int = WALKS) -> list[Walked]:
     """The rounds with which no step has more than `room` bytes in use, as far as that can be, of several searches; what
     seems best comes first.
 
-    Evicted is what there is no room to make, and what spares time; it is searched for by so many walks each from what
-    is `near`, if that is given.
+    Evicted is what there is no room to make, and what spares time; it is searched for by so many walks each.
     """
     numbered = _Numbered(whole)
     search = _Search(numbered, room)
-    settings = [Setting(power=power) for power in POWERS] if near is None else [near]
-    best, count = [search.first(each) for each in settings], len(REVALUED)
+    best, count = [search.first(Setting(power=power)) for power in POWERS], len(REVALUED)
     most = max(LEAST, ARRAYS // max(1, len(numbered.arrays)))
     walks = min(walks, most, FOR_EACH * len(whole.alike)) // TURNS
 

@@ -62,15 +62,14 @@ AIMS = 2
 MANY = 1000
 """Of a net of so many arrays, or calls, there are no rounds, and few levels of state: each plan takes seconds."""
 
-FULL = (0.985, 0.97, 0.95)
-"""What part of the room rounds may take, as many arrays that come and go leave gaps, in searches that know nothing of
-each other."""
+FULL = (0.985, 0.94)
+"""Which parts of the room rounds may take, in searches that know nothing of each other."""
 
-PACKED = (0.9, 0.85)
-"""The same near what the last of them has found, where gaps turn out larger."""
+BESIDE = (0.9, 0.94, 0.985)
+"""The same beside evicted state, which wants room to come sooner (`sooner`)."""
 
 FEWER = 4
-"""How many times fewer walks there are behind the first of these, and for each near another than for the one before."""
+"""How many times fewer walks there are behind the first of these."""
 
 FOUND = 3
 """How many plans with rounds are made of what searches for these have found."""
@@ -78,8 +77,9 @@ FOUND = 3
 SEEMS = 1.1
 """How many times as long as the best so far one of these may seem to take, as waits turn out shorter or longer."""
 
-GAPLESS = 1.1
-"""How many times as long as its calls and those of its rounds a plan may take for the gaps in it to be few."""
+CLOSE = 1.1
+"""How many times as long as its calls and those of its rounds a plan may take for rounds in less of the room to be no
+better."""
 
 SHARES = (1.0, 0.0, math.inf)
 """How many times the usual share of a pass may be spent to make arrays anew, and the rest is evicted, if none fits."""
@@ -316,22 +316,18 @@ def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
 
 
 def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[[], float]) -> Iterator[Way]:
-    """Those with rounds, in less and less of the room until there are few gaps."""
-    near, walks = None, rounds.WALKS
-    for part in (*FULL, *PACKED):
-        found = rounds.walked(whole, int(part * room), near, walks)
+    """Those with rounds."""
+    walks = rounds.WALKS
+    for part in BESIDE if net._evicted else FULL:
+        found = rounds.walked(whole, int(part * room), walks)
         if found[0].over > 0:
-            return
-        for each in found[: FOUND if near is None else 1]:
+            continue
+        for each in found[:FOUND]:
             if each.ms + whole.clock[-1] < SEEMS * best():
                 yield way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
-        if part == FULL[0]:
-            walks //= FEWER
-            continue
-        if best() <= GAPLESS * (whole.clock[-1] + found[0].ms):
+        if best() <= CLOSE * (whole.clock[-1] + found[0].ms):
             return
-        if part not in FULL[:-1]:
-            walks, near = walks // FEWER, found[0].setting
+        walks = rounds.WALKS // FEWER
 
 
 def again_in(net: Net, made: Made) -> Again:

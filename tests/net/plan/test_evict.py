@@ -192,7 +192,7 @@ def check_bits(param, make, **options):
 @pytest.fixture
 def quick_layouts(monkeypatch):
     """Plans that are made sooner, and are a little larger."""
-    monkeypatch.setattr(arena, "WORK", 1_000_000)
+    monkeypatch.setattr(arena, "WORK", 500)
     monkeypatch.setattr(fitting, "TRIES", 2)
 
 
