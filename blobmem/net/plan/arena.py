@@ -26,10 +26,11 @@ and a quarter of it from others. A number, not a time, so that plans repeat."""
 STARTS = 3
 """From so many orders."""
 
-ALL = 100_000_000
-"""About so many pairs are looked at for all limits together, half a second long; but two are tried in any case."""
+LEAST, TRIES = 20_000_000, 10
+"""Where the least limit is looked for, at least so many pairs are, for each of so many limits, or of fewer that take as
+long together: about a second."""
 
-FINE = 1000
+FINE = 10_000
 """Limits are told from each other to such a part of the largest load."""
 
 
@@ -88,10 +89,11 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -
     starts = [offsets for _, offsets in found[:STARTS]]
     neighbours = kernels.neighbours(first, last)
     (high, best), low, limit = found[0], load - 1, enough or load
-    for _ in range(1 if enough else max(2, ALL // max(1, WORK * len(size)))):
+    work = WORK * len(size) if enough else max(WORK * len(size), LEAST)
+    for _ in range(1 if enough else max(min(2, TRIES), TRIES * LEAST // work)):
         if limit < load or high - low <= max(1, load // FINE):
             break
-        trial = _below(limit, size, neighbours, starts)
+        trial = _below(limit, size, neighbours, starts, work)
         if trial is None:
             low = limit
         else:
@@ -102,13 +104,13 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -
 
 
 def _below(
-    limit: int, size: np.ndarray, neighbours: tuple[np.ndarray, np.ndarray], starts: Sequence[np.ndarray]
+    limit: int, size: np.ndarray, neighbours: tuple[np.ndarray, np.ndarray], starts: Sequence[np.ndarray], work: int
 ) -> np.ndarray | None:
-    """Offsets with which all end by the limit; None if none are found."""
+    """Offsets with which all end by the limit; None if none are found with so much work."""
     from blobmem.net.plan import kernels
 
     for seed, start in enumerate(starts):
-        offsets, work = start.copy(), WORK * len(size)
+        offsets = start.copy()
         if kernels.put_below(limit, size, offsets, *neighbours, work if seed == 0 else work // 4, seed):
             return offsets
     return None

@@ -57,6 +57,7 @@ def few_plans():
     layouts are looked for less long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arena, "WORK", arena.WORK // 10)
+        patch.setattr(arena, "LEAST", arena.LEAST // 10)
         patch.setattr(levels, "LEVELS", levels.LEVELS[1::2])
         patch.setattr(sooner, "SOONER", sooner.SOONER[1:2])
         patch.setattr(sooner, "FINER", sooner.FINER[2:3])

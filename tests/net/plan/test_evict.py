@@ -192,7 +192,8 @@ def check_bits(param, make, **options):
 @pytest.fixture
 def quick_layouts(monkeypatch):
     """Plans that are made sooner, and are a little larger."""
-    monkeypatch.setattr(arena, "WORK", 500)
+    monkeypatch.setattr(arena, "WORK", arena.WORK // 10)
+    monkeypatch.setattr(arena, "LEAST", arena.LEAST // 100)
     monkeypatch.setattr(fitting, "TRIES", 2)
 
 
