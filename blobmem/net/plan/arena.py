@@ -19,7 +19,7 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.rooms import loads
 
-WORK = 12_000
+WORK = 6_000
 """So many pairs of arrays for each array a search for places below a limit looks at, from the order that ends first;
 and a quarter of it from others. A number, not a time, so that plans repeat."""
 
@@ -32,6 +32,9 @@ long together: about a second."""
 
 FINE = 10_000
 """Limits are told from each other to such a part of the largest load."""
+
+PAIRS = 30_000_000
+"""Where more pairs of arrays live at one time, which take 8 bytes each way, the best order has to do."""
 
 
 class Layout(NamedTuple):
@@ -86,12 +89,13 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -
             return offsets
         found.append((total, offsets))
     found.sort(key=itemgetter(0))
-    starts = [offsets for _, offsets in found[:STARTS]]
-    neighbours = kernels.neighbours(first, last)
     (high, best), low, limit = found[0], load - 1, enough or load
+    if limit < load or _pairs(first, last) > PAIRS:
+        return best
+    starts, neighbours = [offsets for _, offsets in found[:STARTS]], kernels.neighbours(first, last)
     work = WORK * len(size) if enough else max(WORK * len(size), LEAST)
-    for _ in range(1 if enough else max(min(2, TRIES), TRIES * LEAST // work)):
-        if limit < load or high - low <= max(1, load // FINE):
+    for _ in range(1 if enough else max(2, TRIES * LEAST // work)):
+        if high - low <= max(1, load // FINE):
             break
         trial = _below(limit, size, neighbours, starts, work)
         if trial is None:
@@ -101,6 +105,13 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -
             starts = [best, *starts[:-1]]
         limit = (low + high) // 2
     return best
+
+
+def _pairs(first: np.ndarray, last: np.ndarray) -> int:
+    """How many pairs of arrays live at one time."""
+    begun = np.searchsorted(np.sort(first), last, "right")
+    over = np.searchsorted(np.sort(last), first, "left")
+    return int((begun - over - 1).sum()) // 2
 
 
 def _below(

@@ -67,7 +67,7 @@ SPREADS = (0.9, 0.8)
 it stays."""
 
 ALL = 1.0
-"""The same beside slices abreast, as rounds leave gaps (`ways.FULL`)."""
+"""The same beside slices abreast, as rounds take less of it (`ways.BESIDE`)."""
 
 STAYING = (0.125, 0.25, 0.375)
 """Parts of the room that are tried for state that stays, while more makes it less."""

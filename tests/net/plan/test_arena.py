@@ -97,6 +97,7 @@ def test_neighbours_are_those_that_live_at_one_time(arrays):
             i for i, other in enumerate(arrays) if i != at and life.first <= other.last and other.first <= life.last
         ]
         assert sorted(others[starts[at] : starts[at + 1]]) == near
+    assert arena._pairs(first, last) == len(others) // 2
 
 
 def test_no_more_orders_and_limits_are_tried_than_it_takes(monkeypatch):
@@ -122,6 +123,15 @@ def test_no_more_orders_and_limits_are_tried_than_it_takes(monkeypatch):
     plan.offsets.clear()
     assert len(layout(lives(*HARD), 1).offsets) == len(HARD)
     assert len(tried) == 1 + 6 + 6, "it is remembered"
+
+
+def test_of_too_many_pairs_the_best_order_is_taken(monkeypatch, check):
+    monkeypatch.setattr(arena, "PAIRS", 1)
+    monkeypatch.setattr(kernels, "neighbours", None)
+    arena._remembered.cache_clear()
+    plan = layout(lives(*HARD), 1)
+    check(lives(*HARD), plan, 1)
+    assert plan.nbytes == 11
 
 
 @given(LIVES, st.sampled_from([1, 64, 512]))

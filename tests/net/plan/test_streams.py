@@ -92,7 +92,7 @@ def any_layout(monkeypatch):
     """Take the first that is found, which others are not to be given."""
     orders = arena._orders
     monkeypatch.setattr(arena, "_orders", lambda *lives: islice(orders(*lives), 1))
-    monkeypatch.setattr(arena, "TRIES", 0)
+    monkeypatch.setattr(arena, "PAIRS", -1)
     monkeypatch.setattr(arena, "_remembered", arena._remembered.__wrapped__)
 
 
