@@ -90,9 +90,10 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -
         found.append((total, offsets))
     found.sort(key=itemgetter(0))
     (high, best), low, limit = found[0], load - 1, enough or load
-    if limit < load or _pairs(first, last) > PAIRS:
+    begin = _neighbours_begin(first, last)
+    if limit < load or begin[-1] > 2 * PAIRS:
         return best
-    starts, neighbours = [offsets for _, offsets in found[:STARTS]], kernels.neighbours(first, last)
+    starts, neighbours = [offsets for _, offsets in found[:STARTS]], (begin, kernels.neighbours(first, last, begin))
     work = WORK * len(size) if enough else max(WORK * len(size), LEAST)
     for _ in range(1 if enough else max(2, TRIES * LEAST // work)):
         if high - low <= max(1, load // FINE):
@@ -107,11 +108,12 @@ def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray, enough: int) -
     return best
 
 
-def _pairs(first: np.ndarray, last: np.ndarray) -> int:
-    """How many pairs of arrays live at one time."""
+def _neighbours_begin(first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Of each array, in what `kernels.neighbours` gives, where those that live when it does begin, and the last one's
+    end."""
     begun = np.searchsorted(np.sort(first), last, "right")
     over = np.searchsorted(np.sort(last), first, "left")
-    return int((begun - over - 1).sum()) // 2
+    return np.concatenate([[0], np.cumsum(begun - over - 1)])
 
 
 def _below(

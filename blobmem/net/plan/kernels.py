@@ -56,29 +56,19 @@ def _draw(state: Ints, below: int) -> int:
 
 
 @kernel
-def neighbours(first: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """Of each array those that live when it does: where they begin, and the last one's end, in what comes second."""
-    count = first.size
-    order, starts = np.argsort(first, kind="mergesort"), np.zeros(count + 1, np.int64)
-    for fill in (False, True):
-        if fill:
-            for at in range(count):
-                starts[at + 1] += starts[at]
-            found, place = np.empty(starts[count], np.int64), starts[:-1].copy()
-        for at in range(count):
-            one = order[at]
-            for behind in range(at + 1, count):
-                other = order[behind]
-                if _happens_before(last[one], first[other]):
-                    break
-                if fill:
-                    found[place[one]], found[place[other]] = other, one
-                    place[one] += 1
-                    place[other] += 1
-                else:
-                    starts[one + 1] += 1
-                    starts[other + 1] += 1
-    return starts, found
+def neighbours(first: Ints, last: Ints, starts: Ints) -> Ints:
+    """Of each array those that live when it does, which begin there; the end of the last one's comes last."""
+    order, place, found = np.argsort(first, kind="mergesort"), starts[:-1].copy(), np.empty(starts[-1], np.int64)
+    for at in range(first.size):
+        one = order[at]
+        for behind in range(at + 1, first.size):
+            other = order[behind]
+            if _happens_before(last[one], first[other]):
+                break
+            found[place[one]], found[place[other]] = other, one
+            place[one] += 1
+            place[other] += 1
+    return found
 
 
 @part
@@ -130,7 +120,7 @@ def put_below(limit: int, size: Ints, offset: Ints, starts: Ints, others: Ints, 
     Args:
         limit: the end of the arena.
         size, offset: of each array, none of which is beyond the limit by itself.
-        starts, others: as `neighbours` has them.
+        starts, others: as `neighbours` takes and gives them.
         work: how many of these are looked at.
         seed: of what is drawn.
     """
