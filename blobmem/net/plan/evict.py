@@ -11,7 +11,6 @@ to be evicted first (`choice`).
 from __future__ import annotations
 
 import dataclasses
-import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -27,25 +26,9 @@ from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Block, Parked
 from blobmem.memory.reordered import Form
 from blobmem.memory.views import ALIGNMENT
-from blobmem.net.plan.liveness import Use
 from blobmem.net.plan.places import Draft
-from blobmem.net.plan.times import COPIES, Reckoned, Times, reckon
 from blobmem.net.plan.uses import Remade, Uses, moved
-from blobmem.net.schedule import Unit
 from blobmem.ops.call import Call, Operand, call, like, overwrite, placed, read
-
-SLACK = 0.3
-"""ms by which copies are done before their bytes are used, where there is room for that: calls then wait once for
-several copies, and each wait that is not there saves a GPU microseconds between two kernels."""
-
-SHORTER = 4
-"""How often arrays go sooner for those beside them to have places."""
-
-MORE = (1.0, 0.75)
-"""The same in passes of `MANY` steps, then, where all arrays take no more than such a part of the room."""
-
-MANY = 1000
-"""Of so many steps waits take a part of the time that is worth longer lives, which leave more gaps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -207,72 +190,6 @@ def choose(
             away += each.size
             taken.remove(each)
     return taken
-
-
-def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Times, room: int) -> dict[Candidate, int]:
-    """The step before which each is brought back, so that it is there in time where there is room for it that early.
-
-    Copies follow one another at the link's speed; what is needed first has the room.
-    """
-    load, steps, first = loads_without(chosen, load), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
-    begins = _begins(steps, reckon(drawn, times, bytes_free=True))
-    in_turn = sorted(chosen, key=lambda each: -each.back)[::-1]
-    result = {each: each.back for each in in_turn}
-    for slack, part in _slacks(steps):
-        latest, least = dict[Candidate, float](), math.inf
-        for each in reversed(in_turn):
-            latest[each] = least = min(least, float(begins[each.back]) - slack) - times.copy_ms(each.size)
-        for each, step in result.items():
-            most = part * room - each.size
-            while step > max(each.left + 1, first) and begins[step] > latest[each] and load[step - 1] <= most:
-                step -= 1
-                load[step] += each.size
-            result[each] = step
-    return result
-
-
-def lingering(drawn: Draft, clock: Reckoned, room: int) -> Draft:
-    """The same, with arrays that leave in their places until that is done by the clock (`reckon`, as if bytes were
-    free), where there is room for them that long: whatever has their bytes next need not wait. Where an arena of
-    `enough` bytes is not found so, those go sooner that are there beside what ends beyond it; if that is no help all go
-    at once, as they are."""
-    load, steps, turn = loads(drawn), list(chain.from_iterable(drawn.units)), len(drawn.units[0])
-    begins, until = _begins(steps, clock), [*range(len(steps))]
-    last = {life.key: life.last for life in chain(drawn.lives.arena, *drawn.lives.turns.values())}
-    leaving = [at for at, step in enumerate(steps) if step.calls[-1].op == "evict"]
-    for at in leaving:
-        until[at] = last[Use.place(steps[at].calls[-1].operand(0))]
-    least = [*until]
-    for slack, part in _slacks(steps):
-        for at in leaving:
-            stop, size = turn if at < turn else len(steps), round_up(steps[at].calls[-1].operand(0).nbytes, ALIGNMENT)
-            done, most = clock.end[at] + slack, part * room - size
-            while until[at] + 1 < stop and begins[until[at] + 1] < done and load[until[at] + 1] <= most:
-                until[at] += 1
-                load[until[at]] += size
-    found = drawn.lasting(until)
-    for _ in range(SHORTER if drawn.enough else 0):
-        placed = zip(found.lives.arena, found.layout.offsets, strict=True)
-        beyond = [life for life, offset in placed if offset + life.nbytes > drawn.enough]
-        if not beyond:
-            break
-        for at in leaving:
-            for life in beyond:
-                if life.first <= until[at] and least[at] < life.last:
-                    until[at] = max(least[at], life.first - 1)
-        found = drawn.lasting(until)
-    return drawn if drawn.enough and found.layout.nbytes > drawn.enough else found
-
-
-def _slacks(steps: Sequence[Unit]) -> list[tuple[float, float]]:
-    """By how many ms copies are done before bytes are used, one after another, and in which part of the room."""
-    return [(SLACK, 1.0), *([MORE] if len(steps) >= MANY else ())]
-
-
-def _begins(steps: Sequence[Unit], clock: Reckoned) -> np.ndarray:
-    """When what is in each of these places may begin: of copies, the last call before them."""
-    copies = [step.calls[-1].op in COPIES for step in steps]
-    return np.maximum.accumulate(np.where(copies, 0.0, clock.begin))
 
 
 def travelling(chosen: Sequence[Candidate]) -> int:

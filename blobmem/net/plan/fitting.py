@@ -15,8 +15,9 @@ from blobmem.errors import OutOfDeviceMemory
 from blobmem.memory import Side, SyncedMemory
 from blobmem.net.needs import Need
 from blobmem.net.plan.divisions import Divisions
-from blobmem.net.plan.evict import Candidate, ahead, choose, evict, lingering, loads, lowest, travelling
+from blobmem.net.plan.evict import Candidate, choose, evict, loads, lowest, travelling
 from blobmem.net.plan.liveness import Lifetime
+from blobmem.net.plan.moments import ahead, lingering
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.slices import Runs, in_the_way
 from blobmem.net.plan.times import Times, least_ms, reckon
@@ -240,7 +241,7 @@ def without(net: Net, way: Way, chosen: Sequence[Candidate], times: Times, enoug
     drawn = draft(net, schedules, made.kept)
     drawn.enough = enough
     if room:
-        drawn = lingering(drawn, reckon(drawn, times, bytes_free=True), room)
+        drawn = lingering(drawn, times, room)
     return dataclasses.replace(
         made, forward=found.forward, backward=found.backward, remade=found.remade, bound=schedules, drawn=drawn,
         homes=found.homes, fetched=fetched, evicted=travelling(chosen), recipe=recipe,

@@ -49,7 +49,7 @@ def put_all(order: Ints, first: Ints, last: Ints, size: Ints, offset: Ints) -> i
 
 
 @part
-def _draw(state: Ints, below: int) -> int:
+def draw(state: Ints, below: int) -> int:
     """The next number from 0 to `below` of a linear congruential generator (Knuth's MMIX)."""
     state[0] = state[0] * 6364136223846793005 + 1442695040888963407
     return ((state[0] >> 33) & 0x7FFFFFFF) % below
@@ -102,8 +102,8 @@ def _draw_offset(
             least, ways = cost, 0
         if cost == least and (ways == 0 or cost > 0):
             ways += 1
-            if _draw(state, ways) == 0:
-                found = here if cost == 0 or _draw(state, 2) else following - 1
+            if draw(state, ways) == 0:
+                found = here if cost == 0 or draw(state, 2) else following - 1
         if row == count:
             return found, least
         here = following

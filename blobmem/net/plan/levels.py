@@ -386,9 +386,8 @@ def _fits(
     for each in found:
         each.state = {memory: memory.staying for memory in net._evicted}
         each.spread = net.spread
-    first = found[0].sliced
     # who looks in between layers may write what has come
-    comes = not net._is_watched() and (net._evicted or (first is not None and first.given))
+    comes = not net._is_watched()
     best = found[0]
     for each in found if comes else ():
         best = min(best, sooner(net, each, min(most_ms, best.ms)), key=_rank)

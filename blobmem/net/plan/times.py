@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -209,15 +209,19 @@ class Reckoned(NamedTuple):
 def reckon(drawn: Draft, times: Times, bytes_free: bool = False) -> Reckoned:
     """When what runs in a pass begins and ends, on one stream for calls and one each for copies out and in.
 
-    Each stream is in order. A copy comes after the calls before it, a call after the copies that bring what it uses,
-    and what is the first in bytes that are being copied away after that copy, but not if `bytes_free`: as if there were
-    others. A copy is slower while those that were queued before it the other way are under way.
+    Each stream is in order, and no pass begins before the one before it has ended. A copy comes after the calls before
+    it, a call after the copies that bring what it uses, and what is the first in bytes that are being copied away after
+    that copy, but not if `bytes_free`: as if there were others. A copy is slower while those that were queued before it
+    the other way are under way.
     """
     calls = [unit.calls[-1] for unit in chain.from_iterable(drawn.units)]
-    after = _copies_before(calls, None if bytes_free else drawn)
+    after = copies_before(calls, None if bytes_free else drawn)
     begins, ends = np.zeros((2, len(calls)))
     computed, copied = 0.0, dict.fromkeys(COPIES, 0.0)
+    turns = {*accumulate(map(len, drawn.units))}
     for at, call in enumerate(calls):
+        if at in turns:
+            computed = max(computed, *copied.values())
         begin = max([computed, *(ends[other] for other in after.get(at, ()))])
         if call.op in COPIES:
             way, other = COPIES if call.op == COPIES[0] else COPIES[::-1]
@@ -247,7 +251,7 @@ def _copied(begin: float, ms: float, other: float) -> float:
     return begin + both + (ms - both * BOTH / LINK)
 
 
-def _copies_before(calls: Sequence[Call], drawn: Draft | None) -> Mapping[int, list[int]]:
+def copies_before(calls: Sequence[Call], drawn: Draft | None = None) -> Mapping[int, list[int]]:
     """For calls, by position, the copies that each has to wait for, but for those that its stream has waited for; with
     a draft, those out of its places too."""
     after: dict[int, list[int]] = defaultdict(list)

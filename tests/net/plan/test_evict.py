@@ -5,7 +5,6 @@ import functools
 import importlib
 import itertools
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +21,9 @@ from benchmarks.inputs import fill, solver_of
 from blobmem import SimulatedDevice, build_nets
 from blobmem.devices.queues import SimulatedStream
 from blobmem.errors import DeviceError, OutOfDeviceMemory
-from blobmem.memory.blob import Blob
 from blobmem.net import lanes, steps
 from blobmem.net.captured import Captured
-from blobmem.net.plan import arena, evict, fitting, times, ways
-from blobmem.net.plan.liveness import lifetimes
-from blobmem.net.plan.places import Draft
-from blobmem.net.schedule import Unit
-from blobmem.ops.call import call, overwrite, read
+from blobmem.net.plan import arena, fitting, moments, times, ways
 from blobmem.proto.text import read_net
 from blobmem.solvers import updater_for
 from blobmem.solvers.update import Updater
@@ -309,36 +303,6 @@ def copies(net):
     return [sum(call.op == op for one in net.compiled() for call in one.calls) for op in ("evict", "fetch")]
 
 
-@pytest.mark.parametrize(("waits", "last"), [(False, 5), (True, 2)])
-def test_what_leaves_stays_while_it_is_under_way(monkeypatch, waits, last):
-    """By when calls run: with one that waits for a copy back in between, the next ones need its bytes later."""
-    monkeypatch.setattr(times.Times, "ms", lambda _, each: each.attributes["ms"])
-    device = SimulatedDevice()
-    a, b, back, *rest = (Blob((256,), device=device, name=name) for name in ("a", "b", "back", "c", "d", "e"))
-    calls = [
-        call("make", overwrite(a), ms=1.0),
-        call("evict", read(a), home=object(), ms=3.0),  # from 1 to 4
-        call("fetch", overwrite(back), home=object(), ms=10.0),
-        *(call("make", overwrite(each), ms=1.5) for each in (b, *rest)),
-    ]
-    calls.insert(3 if waits else 6, call("use", read(back), ms=1.0))
-    units = [Unit(at, at + 1, [each], 0, False) for at, each in enumerate(calls)]
-    drawn = Draft([units], {}, {}, lifetimes([[each] for each in calls]))
-
-    def last_of(drawn):
-        return next(life.last for life in drawn.lives.arena if life.key is a.data_view.memory)
-
-    clock = times.reckon(drawn, times.Times(device), bytes_free=True)
-    assert last_of(drawn) == 1
-    assert last_of(evict.lingering(drawn, clock, 1 << 20)) == last
-    assert last_of(evict.lingering(drawn, clock, 2 * a.nbytes)) == 2, "there is no room for more"
-    assert last_of(evict.lingering(replace(drawn, enough=2 * a.nbytes), clock, 1 << 20)) == 2, "nor a place"
-    monkeypatch.setattr(evict, "MANY", len(calls))
-    for part, longer in ((1.0, len(calls) - 1), (0.0, last)):
-        monkeypatch.setattr(evict, "MORE", (20.0, part))
-        assert last_of(evict.lingering(drawn, clock, 1 << 20)) == longer
-
-
 @needs_compiler
 def test_calls_wait_once_for_several_copies(monkeypatch, nothing_anew):
     """As they are done a while before: a GPU idles at each wait."""
@@ -351,8 +315,8 @@ def test_calls_wait_once_for_several_copies(monkeypatch, nothing_anew):
         return net
 
     needed, expected = need(late, build, iterated)
-    for slack in (0.0, evict.SLACK):
-        monkeypatch.setattr(evict, "SLACK", slack)
+    for slack in (0.0, moments.SLACK):
+        monkeypatch.setattr(moments, "SLACK", slack)
         net = build(late((least(late, build) + needed) // 2))
         assert_same(iterated(net), expected)
         assert min(copies(net)) > 10
@@ -368,7 +332,7 @@ def test_calls_wait_once_for_several_copies(monkeypatch, nothing_anew):
 @pytest.mark.parametrize("order", ORDERS)
 @LATE
 def test_copies_are_parts_of_graphs(monkeypatch, order, last):
-    monkeypatch.setattr(evict, "SLACK", 0.0)  # all that this net computes takes no longer
+    monkeypatch.setattr(moments, "SLACK", 0.0)  # all that this net computes takes no longer
     net = deep(late(least_of_late(last), order, last))
     assert_same(iterated(net), trace_of_late(last))
     assert {*net.why_eager().values(), *net.why_eager(backward=True).values()} == {""}

@@ -24,11 +24,9 @@ from blobmem.net.fusion import UPDATES
 from blobmem.net.plan import levels, products, sooner, state, times, updates
 from blobmem.net.plan.divisions import longer
 from blobmem.net.plan.slices import Division, Sliced
-from blobmem.net.plan.spaced import spaced
 from blobmem.net.plan.state import content_of, copies_state, is_torn, staying
 from blobmem.net.plan.times import COPIES
 from blobmem.net.plan.ways import Made
-from blobmem.net.schedule import Unit
 from blobmem.ops.call import call, memories, overwrite, read, read_diff, write
 from blobmem.proto.text import read_net, read_solver
 
@@ -319,104 +317,6 @@ def test_state_is_fetched_as_early_as_its_copies_want(monkeypatch):
     assert early[1] > early[0]
 
 
-def test_state_has_room_in_the_best_of_all_orders(monkeypatch):
-    """What is needed first the first to have it, or what is needed last, or what would come behind other copies."""
-    found, seen = sooner._fetched_sooner, list[tuple[float, ...]]()
-
-    def compared(net, given, most_ms):
-        ms = list[float]()
-        for order in sooner.ORDERS:
-            with monkeypatch.context() as patch:
-                patch.setattr(sooner, "ORDERS", (order,))
-                ms.append(found(net, given, math.inf).ms)
-        best = found(net, given, math.inf)
-        seen.append((best.ms, *ms))
-        return best
-
-    monkeypatch.setattr(levels, "sooner", compared)
-    monkeypatch.setattr(times, "LINK", 1e10)
-    for net, more in (("vgg", 0), ("vgg", 0.1), ("caffenet", 0)):
-        solver(SimulatedDevice(int(least(net) + more * (unlimited(net)[0] - least(net)))), net).step(1)
-    assert all(best == min(ms) for best, *ms in seen)
-    assert any(first < last for _, first, last, *_ in seen) and any(last < first for _, first, last, *_ in seen)
-    assert any(every < min(others) for _, *others, every in seen)
-
-
-def test_what_cannot_take_less_is_not_laid_out(monkeypatch):
-    """Though bytes were always free; nor is it tried with less room, where all comes later."""
-    tried = []
-
-    def compared(net, made, most_ms):
-        rooms = []
-
-        def moves(made, room, times):
-            rooms.append(room)
-            return sooner._moves(made, room, times, sooner.FIRST, sooner._begins(made, made, times))
-
-        best = sooner._best_of(net, made, sooner.SOONER, moves, {})
-        if best is not None:
-            rooms.clear()
-            with monkeypatch.context() as patch:
-                patch.setattr(sooner, "lingering", None)
-                assert sooner._best_of(net, made, sooner.SOONER, moves, {}, best.ms / 2) is None
-            tried.append(len(rooms))
-        return made
-
-    monkeypatch.setattr(levels, "sooner", compared)
-    solver(SimulatedDevice(least("vgg")), "vgg").step(1)
-    assert tried and {*tried} == {1}
-
-
-def test_the_best_is_looked_at_once_more_while_that_is_a_help(monkeypatch):
-    """By when its calls begin, and with state that comes across the turn."""
-    found, begun = [9.0, 8.0, 8.5, 7.5, 7.8, 7.6], []
-    made = Made([], [], [], [], set(), drawn=SimpleNamespace(units=([], [])), ms=11.0)
-    best = replace(made, ms=10.0, before=made)
-
-    def in_orders(net, before, parts, moves_of, known, most_ms):
-        assert before is made and parts is sooner.FINER
-        begun.append((moves_of.keywords["begins"], moves_of.keywords["across"]))
-        return [replace(best, ms=found.pop(0))]
-
-    monkeypatch.setattr(sooner, "_begins", lambda before, best, times: best.ms)
-    monkeypatch.setattr(sooner, "_in_orders", in_orders)
-    net = SimpleNamespace(device=SimulatedDevice(), updates_in_backward=True)
-    assert sooner.refined(net, best).ms == 7.5
-    assert begun == [(ms, across) for ms in (10.0, 8.0, 7.5) for across in (False, True)]
-    assert sooner.refined(net, made) is made, "of which nothing has come sooner"
-
-
-@pytest.mark.parametrize("across", [False, True])
-def test_state_crosses_the_turn_while_the_link_is_idle(across):
-    """With room for one array beside each step; what a gradient adds to does not, nor what would come too late."""
-    device = SimulatedDevice()
-    homes = [Blob(128, device=device, name=name).data_view.memory for name in "abcd"]
-    arrays = [Blob(128, device=device, name=name) for name in "abcd"]
-    fetches = [
-        call("fetch", overwrite(array), home=home, start=0, sums=home is homes[0])
-        for array, home in zip(arrays, homes, strict=True)
-    ]
-    calls = [[call("fill", overwrite(Blob(1)))] * 4, [*fetches, call("fill", overwrite(Blob(1)))]]
-    units = [[Unit(at, at + 1, [each], 0, False) for at, each in enumerate(one)] for one in calls]
-    taken = SimpleNamespace(copy_ms=lambda nbytes: 2.0)
-    made = Made(*calls, [], [], set(), drawn=SimpleNamespace(units=units, lives=SimpleNamespace(arena=[])))
-    begins = np.array([0.0, 1.0, 2.0, 3.0, *[5.0] * 5, 6.0])
-    for room, wanted in ((10 << 10, {5: 0, 6: 2}), (512, {5: 0}), (511, {})):
-        moves = sooner._moves(made, room, taken, sooner.LAST, begins, across)
-        assert {at: to for at, to in moves.items() if to < 4} == (wanted if across else {})
-
-
-@pytest.mark.parametrize("begin, wanted", [(2.0, 8.7), (8.0, 7.0)])
-def test_state_comes_before_a_copy_that_would_be_in_its_way(monkeypatch, begin, wanted):
-    """That of an array takes 5 ms, from the one or the other moment on; state is needed at 10, and takes 1."""
-    monkeypatch.setattr(sooner, "SLACK", 0.3)
-    device = SimulatedDevice()
-    homes = Parked(32, device, "array"), Blob(8, device=device).data_view.memory
-    units = [SimpleNamespace(calls=[call("fetch", overwrite(Blob(8)), home=home, start=0)]) for home in homes]
-    found = sooner._wanted(units, {0: 5.0, 1: 1.0}, np.array([begin, 10.0]), True)
-    assert found == {1: pytest.approx(wanted)}
-
-
 def test_updates_after_backward_have_the_next_one_fetched_meanwhile():
     """Where there is room for both; but not what the one before has still to write."""
     device = SimulatedDevice()
@@ -510,7 +410,7 @@ def test_a_step_with_updates_elsewhere_does_the_same(monkeypatch, order, exact, 
     moved = []
 
     def elsewhere(net, made, most_ms):
-        found = sooner._best_of(net, made, (1.0, 0.8), spaced, {})
+        found = sooner._elsewhere(net, made)
         moved.append(0 if found is None else len(found.recipe.moves[-1][1]))
         return made if found is None else found
 
@@ -780,7 +680,7 @@ def test_the_fastest_is_found_with_state_that_comes_sooner(monkeypatch):
 
     assert fitted([home], 0.9, False).ms == 8.0
     assert [(each.state, each.spread) for each in found] == [({home: 16}, 0.9)] * 3
-    assert fitted([home], 0.9, True) is fitted([], 0.0, False) is found[0]
+    assert fitted([home], 0.9, True) is fitted([], 0.0, True) is found[0]
 
 
 @pytest.mark.parametrize(("took", "tried"), [((9.0, 8.0, 7.0), 3), ((9.0, 9.5), 2), ((11.0, 12.0), 2)])

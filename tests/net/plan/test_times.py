@@ -95,6 +95,18 @@ def test_a_copy_is_slower_while_one_the_other_way_is_under_way(monkeypatch):
     assert reckon(drawn, Told(SimulatedDevice())).end.tolist() == [1, 5, 3]
 
 
+def test_backward_begins_when_all_of_forward_has_ended():
+    """As it is queued behind all streams of that."""
+    a, b = map(array, "ab")
+    calls = [call("make", overwrite(a), ms=1.0), call("evict", read(a), home=object(), ms=4.0),
+             call("fetch", overwrite(b), home=HOME, ms=1.0), call("make", overwrite(a), ms=1.0)]  # fmt: skip
+    drawn = draft_of(calls, [(a, 0, 1, 0), (b, 2, 2, KIB)])
+    for turn, wanted in ((4, [0, 1, 1, 1]), (3, [0, 1, 1, 5]), (2, [0, 1, 5, 5])):
+        drawn.units = [[*drawn.units[0][:turn]], [*drawn.units[0][turn:]]]
+        assert reckon(drawn, Told(SimulatedDevice()), bytes_free=True).begin.tolist() == wanted
+        drawn.units = [[*drawn.units[0], *drawn.units[1]]]
+
+
 def test_one_that_takes_over_bytes_in_place_waits_for_their_copy():
     a, b = map(array, "ab")
     calls = [call("make", overwrite(a), ms=1.0), call("evict", read(a), home=HOME, ms=3.0),
