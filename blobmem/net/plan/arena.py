@@ -19,7 +19,7 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.rooms import loads
 
-WORK = 6_000
+WORK = 12_000
 """So many pairs of arrays for each array a search for places below a limit looks at, from the order that ends first;
 and a quarter of it from others. A number, not a time, so that plans repeat."""
 

@@ -66,7 +66,7 @@ def _copied(begin: float, ms: float, other: float, both: float) -> float:
 
 @part
 def _run(
-    steps: Steps, leaving: Leaving, turn: int, to: Ints, room: int, both: float, slack: float, order: Ints,
+    steps: Steps, leaving: Leaving, turn: int, to: Ints, rooms: Ints, both: float, slack: float, order: Ints,
     count: Ints, queue: Ints, begins: Floats, ends: Floats, gone: Ints,
 ) -> tuple[float, float, float]:  # fmt: skip
     """`run`, into the last of the arrays; and the ms that are missing for all copies to be done so much before their
@@ -74,8 +74,8 @@ def _run(
     kind, ms, takes, frees, leaves, left, waits, waited = steps
     size, copy = leaving
     _order(to, order, count)
-    clock, out, come, free, over, short = 0.0, 0.0, 0.0, room, 0.0, 0.0
-    head, tail, turned = 0, 0, False
+    clock, out, come, over, short = 0.0, 0.0, 0.0, 0.0, 0.0
+    used, head, tail, turned = 0, 0, 0, False
     gone[:] = order.size
     ends[:] = 0.0  # of what comes later nobody waits
     for at in range(order.size):
@@ -92,16 +92,16 @@ def _run(
             if kind[step] != OUT and kind[step] != IN:
                 short += max(0.0, slack - max(0.0, begin - done))
             begin = max(begin, done)
-        while free < takes[step] and head < tail:
+        while takes[step] and used + takes[step] > rooms[to[step]] and head < tail:
             array = queue[head]
             done = ends[copy[array]]
             short += max(0.0, slack - max(0.0, begin - done))
             begin, gone[array] = max(begin, done), at
-            free += size[array]
+            used -= size[array]
             head += 1
         if takes[step]:
-            over += max(0, takes[step] - free)
-            free -= takes[step]
+            used += takes[step]
+            over += max(0, used - rooms[to[step]])
         if kind[step] == OUT:
             end = out = _copied(begin, ms[step], come, both)
         elif kind[step] == IN:
@@ -109,7 +109,7 @@ def _run(
         else:
             end = clock = begin + ms[step]
         begins[step], ends[step] = begin, end
-        free += frees[step]
+        used -= frees[step]
         for row in range(leaves[step], leaves[step + 1]):
             place = tail
             while place > head and ends[copy[queue[place - 1]]] > ends[copy[left[row]]]:
@@ -122,7 +122,7 @@ def _run(
 
 @kernel
 def run(
-    steps: Steps, leaving: Leaving, turn: int, to: Ints, room: int, both: float
+    steps: Steps, leaving: Leaving, turn: int, to: Ints, rooms: Ints, both: float
 ) -> tuple[float, Floats, Floats, Ints, Ints]:
     """The steps by a clock, each stream in order; what leaves has its bytes until it is gone, and others want them.
 
@@ -130,7 +130,7 @@ def run(
         steps, leaving: as above.
         turn: the first step of backward, which begins when all of forward has ended.
         to: before which step each goes; itself, if it stays.
-        room: bytes that there are.
+        rooms: bytes that there are in each step.
         both: how many times as long copies take while the link is busy the other way.
 
     Returns: the ms that all take; when each step begins, and ends; their order; and before which of that somebody has
@@ -138,13 +138,13 @@ def run(
     """
     begins, ends, count = np.empty(to.size), np.empty(to.size), np.empty(to.size + 1, np.int64)
     order, gone, queue = np.empty_like(to), np.empty_like(leaving[0]), np.empty_like(leaving[0])
-    ms, _, _ = _run(steps, leaving, turn, to, room, both, 0.0, order, count, queue, begins, ends, gone)
+    ms, _, _ = _run(steps, leaving, turn, to, rooms, both, 0.0, order, count, queue, begins, ends, gone)
     return ms, begins, ends, order, gone
 
 
 @kernel
 def annealed(
-    steps: Steps, leaving: Leaving, turn: int, to: Ints, moving: Ints, first: Ints, room: int, both: float,
+    steps: Steps, leaving: Leaving, turn: int, to: Ints, moving: Ints, first: Ints, rooms: Ints, both: float,
     slack: float, tries: int, heat: float, seed: int,
 ) -> Ints:  # fmt: skip
     """Before which step each of those `moving` goes, not before its `first` nor behind where it is, for all to take
@@ -158,7 +158,7 @@ def annealed(
     """
     begins, ends, count = np.empty(to.size), np.empty(to.size), np.empty(to.size + 1, np.int64)
     order, gone, queue = np.empty_like(to), np.empty_like(leaving[0]), np.empty_like(leaving[0])
-    takes = steps[2]
+    takes, room = steps[2], max(1, rooms.max())
     state, to, best, least, now = np.full(1, seed), to.copy(), to.copy(), math.inf, math.inf
     for tried in range(tries):
         step, other = moving[draw(state, moving.size)], moving[draw(state, moving.size)]
@@ -177,12 +177,11 @@ def annealed(
             to[other], to[step] = others, was
         elif to[step] == was and to[other] == others:
             continue
-        ms, over, short = _run(steps, leaving, turn, to, room, both, slack, order, count, queue, begins, ends, gone)
+        ms, over, short = _run(steps, leaving, turn, to, rooms, both, slack, order, count, queue, begins, ends, gone)
         held = 0.0
         for each in moving:
             held += (each - to[each]) * takes[each]
-        held /= max(room, 1) * to.size
-        cost = ms * (1 + OVER * over / max(room, 1) + HELD * held) + SHORT * short
+        cost = ms * (1 + OVER * over / room + HELD * held / (room * to.size)) + SHORT * short
         worse = (cost - now) / (heat * (1 - tried / tries))
         if worse <= 0 or draw(state, DRAWN) < DRAWN * math.exp(-worse):
             now = cost

@@ -15,6 +15,10 @@ Floats = np.ndarray
 Bools = np.ndarray
 
 
+HARD = 3
+"""How much more an array counts each time that there is no place for it."""
+
+
 @part
 def _happens_before(last: int, first: int) -> bool:
     """Whether an array's last use is over before another's first: on one stream the order of the calls."""
@@ -77,7 +81,7 @@ def _draw_offset(
     at: Ints, by: Ints, state: Ints,
 ) -> tuple[int, int]:  # fmt: skip
     """An offset up to which an array ends by the limit, with the least sum of penalties of those it would lie over; and
-    that sum. The lowest, if it is 0; else one of the ends, drawn, of one of the ranges of such offsets."""
+    that sum: one of the ends, drawn, of one of the ranges of such offsets."""
     count, cost, most = 0, 0, limit - size[index]
     for row in range(starts[index], starts[index + 1]):
         other = others[row]
@@ -100,10 +104,10 @@ def _draw_offset(
         following = at[order[row]] if row < count else most + 1
         if cost < least:
             least, ways = cost, 0
-        if cost == least and (ways == 0 or cost > 0):
+        if cost == least:
             ways += 1
             if draw(state, ways) == 0:
-                found = here if cost == 0 or draw(state, 2) else following - 1
+                found = here if draw(state, 2) else following - 1
         if row == count:
             return found, least
         here = following
@@ -114,8 +118,9 @@ def put_below(limit: int, size: Ints, offset: Ints, starts: Ints, others: Ints, 
     """Look for offsets with which all end by the limit, from those that are given on; whether they were found.
 
     Guided ejection search (Nagata and Bräysy, "A powerful route minimization heuristic for the vehicle routing problem
-    with time windows", Operations Research Letters 37, 2009): the largest that has no place takes one, and those that
-    were there have none then; of which as few as can be, each counting as often as it had to do so itself.
+    with time windows", Operations Research Letters 37, 2009): of those that have no place the one with most bytes times
+    how many others live when it does takes one, and those that were there have none then; of which as few as can be,
+    each counting `HARD` times as often as it had to do so itself.
 
     Args:
         limit: the end of the arena.
@@ -135,15 +140,17 @@ def put_below(limit: int, size: Ints, offset: Ints, starts: Ints, others: Ints, 
             waiting[left] = index
             left += 1
     while left and work > 0:
-        largest = 0
-        for each in range(1, left):
-            if size[waiting[each]] > size[waiting[largest]]:
-                largest = each
-        index, left = waiting[largest], left - 1
-        waiting[largest] = waiting[left]
+        hardest, most = 0, 0
+        for each in range(left):
+            index = waiting[each]
+            hard = size[index] * (1 + starts[index + 1] - starts[index])
+            if hard > most:
+                hardest, most = each, hard
+        index, left = waiting[hardest], left - 1
+        waiting[hardest] = waiting[left]
         place, cost = _draw_offset(index, size, offset, put, penalty, starts, others, limit, at, by, state)
         offset[index], put[index] = place, True
-        penalty[index] += cost > 0
+        penalty[index] += HARD * (cost > 0)
         for row in range(starts[index], starts[index + 1]):
             other = others[row]
             if cost and put[other] and offset[other] < place + size[index] and place < offset[other] + size[other]:

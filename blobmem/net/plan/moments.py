@@ -11,7 +11,7 @@ import numpy as np
 
 from blobmem.devices.pages import round_up
 from blobmem.memory.views import ALIGNMENT
-from blobmem.net.plan.evict import Candidate, loads_without
+from blobmem.net.plan.evict import Candidate, loads, loads_without
 from blobmem.net.plan.liveness import Use
 from blobmem.net.plan.places import Draft
 from blobmem.net.plan.times import BOTH, COPIES, LINK, Times, copies_before, reckon
@@ -21,7 +21,7 @@ SLACK = 0.3
 """ms by which copies are done before their bytes are used, where there is room for that: calls then wait once for
 several copies, and each wait that is not there saves a GPU microseconds between two kernels."""
 
-SHORTER = 5
+SHORTER = 2
 """How often arrays go sooner for those beside them to have places."""
 
 MORE = 1.0
@@ -52,7 +52,8 @@ class Ran(NamedTuple):
 
 
 class Clock:
-    """The steps of a pass by a clock. What leaves has its bytes until its copy is done and others want them.
+    """The steps of a pass by a clock. What leaves has its bytes until its copy is done and others want them. A step has
+    the room that is granted, or as much more as it takes anyway.
 
     Args:
         drawn: of a pass in which all that leaves does so as soon as it can.
@@ -73,7 +74,7 @@ class Clock:
             leaves[last].append(array)
         kinds = np.array([(None, *COPIES).index(each.op if each.op in COPIES else None) for each in calls])
         ms = np.array([times.ms(each) for each in calls])
-        self.copies = kinds > 0
+        self._least = loads(drawn)
         self._rows = kinds, ms, takes, frees, *self._listed(leaves), *self._listed(copies_before(calls))
         self._leaving = np.array(sizes, np.int64), np.array([copy for copy, _ in self.leaving], np.int64)
 
@@ -111,7 +112,7 @@ class Clock:
         from blobmem.net.plan import clockwork  # its compiler takes a while to import
 
         to = np.arange(len(self.steps)) if to is None else to
-        return Ran(*clockwork.run(self._rows, self._leaving, self.turn, to, room, LINK / BOTH))
+        return Ran(*clockwork.run(self._rows, self._leaving, self.turn, to, self._rooms(room), LINK / BOTH))
 
     def until(self, ran: Ran, slack: float) -> list[int]:
         """For each step of a pass as it ran in the order of the calls, up to which one what it uses has its bytes:
@@ -132,9 +133,14 @@ class Clock:
         firsts[moving] = [*first.values()]
         heat = HEAT * self.run(room, to).ms
         found: np.ndarray = clockwork.annealed(
-            self._rows, self._leaving, self.turn, to, moving, firsts, room, LINK / BOTH, SLACK, tries, heat, 0
-        )
+            self._rows, self._leaving, self.turn, to, moving, firsts, self._rooms(room), LINK / BOTH, SLACK, tries,
+            heat, 0,
+        )  # fmt: skip
         return found
+
+    def _rooms(self, room: int) -> np.ndarray:
+        """Bytes that there are in each step."""
+        return np.maximum(self._least, room)
 
 
 def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Times, room: int) -> dict[Candidate, int]:
@@ -164,21 +170,27 @@ def lingering(drawn: Draft, times: Times, room: int) -> Draft:
     go at once, as they are."""
     clock = Clock(drawn, times)
     ran = clock.run(room)
-    until = clock.until(ran, _slack(clock.steps))
-    found = drawn.lasting(until)
-    for tried in range(SHORTER if drawn.enough else 0):
+    for slack in (_slack(clock.steps), 0.0):
+        until = clock.until(ran, slack)
+        found = drawn.lasting(until)
+        if _has_places(found):
+            return found
+    for _ in range(SHORTER if _has_places(drawn) else 0):
         placed = zip(found.lives.arena, found.layout.offsets, strict=True)
         beyond = [life for life, offset in placed if offset + life.nbytes > drawn.enough]
-        if not beyond:
-            break
-        if not tried:
-            until = clock.until(ran, 0.0)
-        for at, last in clock.leaving if tried else ():
+        for at, last in clock.leaving:
             for life in beyond:
                 if life.first <= until[at] and last < life.last:
                     until[at] = max(last, life.first - 1)
         found = drawn.lasting(until)
-    return drawn if drawn.enough and found.layout.nbytes > drawn.enough else found
+        if _has_places(found):
+            return found
+    return drawn
+
+
+def _has_places(drawn: Draft) -> bool:
+    """Whether the arena is small enough."""
+    return not drawn.enough or drawn.layout.nbytes <= drawn.enough
 
 
 def _slack(steps: Sequence[Unit]) -> float:

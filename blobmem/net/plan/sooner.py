@@ -24,7 +24,7 @@ from blobmem.net.schedule import Unit
 if TYPE_CHECKING:
     from blobmem.net.net import Net
 
-PARTS = (0.98, 0.96, 0.94, 0.91, 0.88, 0.84, 0.8)
+PARTS = (0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.91, 0.88, 0.84, 0.8)
 """What part of the room arrays may take, in plans that are compared, until they have places: gaps take the rest."""
 
 WORK, MORE = 30_000_000, 100_000_000

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blobmem import SimulatedDevice
@@ -122,6 +122,7 @@ def needed(drawn):
     return max(sum(life.nbytes for life in drawn.lives.arena if life.first <= at <= life.last) for at in steps)
 
 
+@settings(deadline=None)  # the first compiles
 @given(two_passes())
 def test_with_all_the_room_it_is_as_if_bytes_were_free(drawn):
     ran, wanted = Clock(drawn, TOLD).run(1 << 30), reckon(drawn, TOLD, bytes_free=True)
@@ -130,6 +131,7 @@ def test_with_all_the_room_it_is_as_if_bytes_were_free(drawn):
     assert ran.ms == pytest.approx(wanted.ms)
 
 
+@settings(deadline=None)  # the first compiles
 @given(two_passes(), st.integers(0, 3))
 def test_who_has_the_bytes_of_what_left_waits_no_longer_than_the_clock_says(drawn, more):
     """And no more of them are in use than there is room for, if there is any for what is there at least."""
@@ -142,6 +144,7 @@ def test_who_has_the_bytes_of_what_left_waits_no_longer_than_the_clock_says(draw
         assert reckon(found, TOLD).ms == pytest.approx(ran.ms)
 
 
+@settings(deadline=None)  # the first compiles
 @given(two_passes(), st.data())
 def test_what_comes_goes_where_all_takes_no_longer(drawn, data):
     """Between the first step before which it may, and where it is; the same each time."""
