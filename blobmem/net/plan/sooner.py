@@ -52,7 +52,13 @@ def refined(net: Net, made: Made) -> Made:
     begins."""
     if made.before is None:
         return made
-    return min(made, _annealed(net, made.before, made, made.ms) or made, key=attrgetter("ms"))
+    before = [*made.before.forward, *made.before.backward]
+    moves = made.recipe.moves[-1][1]
+    if all(before[at].op == "fetch" for at in moves):
+        found = _annealed(net, made.before, moves, made.ms)
+    else:  # its updates are elsewhere, and nothing has come sooner
+        found = _annealed(net, made, {}, made.ms)
+    return min(made, found or made, key=attrgetter("ms"))
 
 
 def _elsewhere(net: Net, made: Made) -> Made | None:
@@ -69,22 +75,21 @@ def _elsewhere(net: Net, made: Made) -> Made | None:
     return best
 
 
-def _annealed(net: Net, made: Made, found: Made | None, most_ms: float) -> Made | None:
-    """The calls, with what fetches before where it is in these, in as much of the room as its arrays have places in; of
-    what was `found` of them on, if that is given, with state that comes before backward, too. None if that takes no
+def _annealed(net: Net, made: Made, begun: Mapping[int, int] | None, most_ms: float) -> Made | None:
+    """The calls, with what fetches before where it is in these, in as much of the room as its arrays have places in; on
+    from where that has `begun`, if it has, longer and with state that comes before backward, too. None if that takes no
     less than `most_ms`, or there are no places."""
     net._have(made)
     room, times, starts = room_of(net, made), Times(net.device), _starts(made)
     clock = Clock(made.places.lasting(range(len(starts))), times)
-    first = _earliest(clock.steps, clock.turn, found is not None and net.updates_in_backward)
+    first = _earliest(clock.steps, clock.turn, begun is not None and net.updates_in_backward)
     to, best = np.arange(len(starts)), None
     if not first or least_ms(made.places, times) * HOPE >= most_ms:
         return None
-    if found is not None:
-        number = {start: at for at, start in enumerate(starts)}
-        for at, before in found.recipe.moves[-1][1].items():
-            to[number[at]] = number[before]
-    tries = (WORK if found is None else MORE) // len(starts)
+    number = {start: at for at, start in enumerate(starts)}
+    for at, before in (begun or {}).items():
+        to[number[at]] = number[before]
+    tries = (WORK if begun is None else MORE) // len(starts)
     for part in PARTS:
         tight = int(part * room)
         to = clock.annealed(first, to, tight, tries)

@@ -123,7 +123,7 @@ SLOW, FAST = 1e6, 1e12
         ("chain", 0.6, SLOW, False, {"anew"}),
         ("chain", 0.1, SLOW, False, {"rounds", "away"}),
         ("wide", 0.2, FAST, True, {"state", "anew", "moves"}),
-        ("large", 0.3, FAST, True, {"state", "division", "moves", "updates elsewhere"}),
+        ("large", 0.3, 1e10, True, {"state", "division", "moves", "updates elsewhere"}),
         ("large", 0.2, SLOW, False, {"division"}),
         ("norms", 0.02, SLOW, False, {"abreast", "rounds"}),
     ],

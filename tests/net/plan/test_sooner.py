@@ -107,7 +107,8 @@ def told(monkeypatch):
     monkeypatch.setattr(sooner, "_elsewhere", lambda net, made: None)
     drawn = SimpleNamespace(units=units, lasting=lambda until: None)
     net = SimpleNamespace(device=SimulatedDevice(), updates_in_backward=True, _have=lambda made: None)
-    return net, Made([None] * 2, [], [], [], set(), drawn=drawn, ms=20.0), asked, places
+    calls = [step.calls[-1] for step in Clock.steps]
+    return net, Made(calls, [], [], [], set(), drawn=drawn, ms=20.0), asked, places
 
 
 def test_there_is_less_room_until_there_are_places(told):
@@ -135,6 +136,11 @@ def test_the_best_is_looked_at_longer(told):
     places[100] = 5.1
     assert sooner.refined(net, best).ms == 5.1
     assert sooner.refined(net, plain) is plain, "of which nothing has come sooner"
+    calls = [*plain.forward[:1], call("update", read(Blob(8)))]
+    elsewhere = replace(best, before=replace(plain, forward=calls))
+    asked.clear()
+    assert sooner.refined(net, elsewhere).before is elsewhere, "its updates stay elsewhere"
+    assert asked[0] == (100, [0, 1], sooner.MORE // 2)
 
 
 def test_a_plan_without_copies_is_as_it_was(told, monkeypatch):
