@@ -42,7 +42,7 @@ EARLY = 0.97
 """How much of the room arrays may take that come back early: there have to be gaps."""
 
 NEXT = 3
-"""How many of those that may take least time are looked at once more, with evicted state that comes sooner."""
+"""How many of those that may take least time with evicted state that comes sooner are looked at so."""
 
 
 def fitting(

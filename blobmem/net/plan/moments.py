@@ -21,14 +21,14 @@ SLACK = 0.3
 """ms by which copies are done before their bytes are used, where there is room for that: calls then wait once for
 several copies, and each wait that is not there saves a GPU microseconds between two kernels."""
 
-SHORTER = 2
-"""How often arrays go sooner for those beside them to have places."""
-
 MORE = 1.0
 """The same in passes of `MANY` steps."""
 
 MANY = 1000
 """Of so many steps waits take a part of the time that is worth longer lives."""
+
+SHORTER = 2
+"""How often arrays go sooner for those beside them to have places."""
 
 HEAT = 2e-4
 """What part of a pass's time it may mostly take longer by what is tried at first."""
