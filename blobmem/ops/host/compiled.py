@@ -44,7 +44,8 @@ class _Files(IndexDataCacheFile):
 
 
 class _KernelCache(FunctionCache):
-    """numba's cache of compiled code, keyed by the contents of the function's file and of all our kernels' sources.
+    """numba's cache of compiled code, keyed by the contents of all our kernels' sources, and of the files of a function
+    and its parts.
 
     numba by itself looks at the time of the file that a function is in: it would keep running the old code of a helper
     that was inlined from another file, and compile anew what was only copied.
@@ -54,8 +55,20 @@ class _KernelCache(FunctionCache):
         super().__init__(function)
         # numba would take another folder in the given one for each where sources are
         folder = os.environ.get("NUMBA_CACHE_DIR") or self._cache_path
-        stamp = _SOURCES, digest_of([Path(function.__code__.co_filename)])
+        stamp = _SOURCES, digest_of(_files_of(function))
         self._cache_file = _Files(folder, self._impl.filename_base, stamp)
+
+
+def _files_of(function: Callable[..., Any]) -> list[Path]:
+    """The files of a function and of all compiled ones that it calls."""
+    found, waiting = dict[Any, Path](), [function]
+    while waiting:
+        each = waiting.pop()
+        if each not in found:
+            found[each] = Path(each.__code__.co_filename)
+            called = (getattr(each.__globals__.get(name), "py_func", None) for name in each.__code__.co_names)
+            waiting += filter(None, called)
+    return sorted({*found.values()})
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,6 +58,20 @@ def test_code_is_kept_and_follows_its_sources(run, tmp_path):
     assert run(show) == ["2", "0"]
 
 
+def test_code_follows_the_files_of_its_parts(run, tmp_path):
+    """Wherever these are, and whoever calls them."""
+    begin, helper, add = KERNELS.split("\n\n")
+    between = "@part\ndef between(x):\n    return helper(x)\n"
+    (tmp_path / "far.py").write_text(f"{begin}\n{helper}\n".format(add=1))
+    (tmp_path / "near.py").write_text(
+        f"{begin}\nfrom far import helper\n\n{between}\n{add.replace('helper(x)', 'between(x)')}"
+    )
+    show = SHOW.format(name="near")
+    assert run(show) == ["2", "0"] and run(show) == ["2", "1"]
+    (tmp_path / "far.py").write_text(f"{begin}\n{helper}\n".format(add=2))
+    assert run(show) == ["3", "0"]
+
+
 def test_a_place_that_cannot_be_written(run, tmp_path):
     host = tmp_path / "blobmem" / "ops" / "host"
     (host / "probe.py").write_text(KERNELS.format(add=1))
