@@ -140,12 +140,12 @@ def put_below(limit: int, size: Ints, offset: Ints, starts: Ints, others: Ints, 
             waiting[left] = index
             left += 1
     while left and work > 0:
-        hardest, most = 0, 0
+        hardest, largest = 0, 0
         for each in range(left):
             index = waiting[each]
             hard = size[index] * (1 + starts[index + 1] - starts[index])
-            if hard > most:
-                hardest, most = each, hard
+            if hard > largest:
+                hardest, largest = each, hard
         index, left = waiting[hardest], left - 1
         waiting[hardest] = waiting[left]
         place, cost = _draw_offset(index, size, offset, put, penalty, starts, others, limit, at, by, state)

@@ -386,10 +386,8 @@ def _fits(
     for each in found:
         each.state = {memory: memory.staying for memory in net._evicted}
         each.spread = net.spread
-    # who looks in between layers may write what has come
-    comes = not net._is_watched()
     best = found[0]
-    for each in found if comes else ():
+    for each in () if net._is_watched() else found:  # who looks in between layers may write what has come
         best = min(best, sooner(net, each, min(most_ms, best.ms)), key=_rank)
     return best
 
