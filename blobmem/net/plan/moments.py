@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from blobmem.devices.pages import round_up
 from blobmem.memory.views import ALIGNMENT
 from blobmem.net.plan.evict import Candidate, loads, loads_without
 from blobmem.net.plan.liveness import Use
+from blobmem.net.plan.movable import Update
 from blobmem.net.plan.places import Draft
 from blobmem.net.plan.times import BOTH, COPIES, LINK, Times, copies_before, reckon
 from blobmem.net.schedule import Unit
@@ -51,6 +52,17 @@ class Ran(NamedTuple):
     gone: np.ndarray
 
 
+class _Array(NamedTuple):
+    """So many bytes that are in use from one step to another, of which some are the last to use it; and the step that
+    copies it out last, -1 if none does."""
+
+    nbytes: int
+    first: int
+    last: int
+    lasts: list[int]
+    copy: int
+
+
 class Clock:
     """The steps of a pass by a clock. What leaves has its bytes until its copy is done and others want them. A step has
     the room that is granted, or as much more as it takes anyway.
@@ -58,6 +70,7 @@ class Clock:
     Args:
         drawn: of a pass in which all that leaves does so as soon as it can.
         times: of its calls.
+        updates: those that may run elsewhere.
 
     Attributes:
         steps: what it consists of.
@@ -65,42 +78,54 @@ class Clock:
         leaving: of each array that leaves, the step that copies it out, and the last that uses it.
     """
 
-    def __init__(self, drawn: Draft, times: Times) -> None:
+    def __init__(self, drawn: Draft, times: Times, updates: Sequence[Update] = ()) -> None:
         self.steps, self.turn = [*chain.from_iterable(drawn.units)], len(drawn.units[0])
+        self.updates = updates
         calls = [step.calls[-1] for step in self.steps]
-        self.leaving, sizes, takes, frees = self._arrays(drawn)
-        leaves = defaultdict[int, list[int]](list)
-        for array, (_, last) in enumerate(self.leaving):
-            leaves[last].append(array)
+        arrays = sorted(self._arrays(drawn), key=lambda each: each.copy < 0)  # what leaves is first
+        self.leaving = [(each.copy, each.last) for each in arrays if each.copy >= 0]
+        takes, lasts = np.zeros(len(calls), np.int64), defaultdict[int, list[int]](list)
+        for number, each in enumerate(arrays):
+            takes[each.first] += each.nbytes
+            for step in each.lasts:
+                lasts[step].append(number)
         kinds = np.array([(None, *COPIES).index(each.op if each.op in COPIES else None) for each in calls])
         ms = np.array([times.ms(each) for each in calls])
         self._least = loads(drawn)
-        self._rows = kinds, ms, takes, frees, *self._listed(leaves), *self._listed(copies_before(calls))
-        self._leaving = np.array(sizes, np.int64), np.array([copy for copy, _ in self.leaving], np.int64)
+        self._rows = kinds, ms, takes, *self._listed(lasts), *self._listed(copies_before(calls))
+        rows = np.array([(each.nbytes, len(each.lasts), each.copy) for each in arrays], np.int64).reshape(-1, 3)
+        self._columns = tuple(column.copy() for column in rows.T)
 
-    def _arrays(self, drawn: Draft) -> tuple[list[tuple[int, int]], list[int], np.ndarray, np.ndarray]:
-        """What leaves, and the bytes of each; those that each step is the first to use, and those of the rest that are
-        free behind it."""
-        sent, leaving, sizes = defaultdict[Hashable, list[int]](list), list[tuple[int, int]](), list[int]()
-        takes, frees = np.zeros((2, len(self.steps)), np.int64)
+    def _arrays(self, drawn: Draft) -> Iterator[_Array]:
+        """What has bytes, of arrays that take over each other's those until one is copied out."""
+        sent, users = defaultdict[Hashable, list[int]](list), self._users()
         for at, step in enumerate(self.steps):
             if step.calls[-1].op == "evict":
                 sent[Use.place(step.calls[-1].operand(0))].append(at)
         for life in drawn.lives.arena:
-            begun = None
+            first, nbytes, used = -1, 0, list[tuple[int, bool]]()
             for own in drawn.lives.turns.get(life.key, [life]):
-                first, nbytes = (own.first, own.nbytes) if begun is None else begun
-                begun = first, max(nbytes, own.nbytes)
+                first, nbytes = own.first if first < 0 else first, max(nbytes, own.nbytes)
+                used += users.get(own.key, ())
                 copies = [at for at in sent[own.key] if own.first <= at <= own.last]
                 if copies or own.last == life.last:
-                    size, begun = round_up(begun[1], ALIGNMENT), None
-                    takes[first] += size
-                    if copies:
-                        leaving.append((copies[-1], own.last))
-                        sizes.append(size)
-                    else:
-                        frees[own.last] += size
-        return leaving, sizes, takes, frees
+                    lasts = {own.last}
+                    if any(moves for _, moves in used):  # whichever then is the last
+                        stays = [at for at, moves in used if not moves and first <= at]
+                        lasts = {max(stays, default=first), *(at for at, moves in used if moves and first <= at)}
+                    copy = copies[-1] if copies else -1
+                    yield _Array(round_up(nbytes, ALIGNMENT), first, own.last, sorted(lasts), copy)
+                    first, nbytes, used = -1, 0, []
+
+    def _users(self) -> dict[Hashable, list[tuple[int, bool]]]:
+        """Of what updates use that may run elsewhere, the steps that use it, and whether they go with these."""
+        moving = {step for each in self.updates for step in (each.step, *each.others)}
+        used = {place: list[tuple[int, bool]]() for at in moving for place in _places(self.steps[at])}
+        for at, step in enumerate(self.steps) if moving else ():
+            for place in _places(step):
+                if place in used:
+                    used[place].append((at, at in moving))
+        return used
 
     def _listed(self, found: Mapping[int, Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         """Where in the second array what was found of each step begins, with the end."""
@@ -112,7 +137,8 @@ class Clock:
         from blobmem.net.plan import clockwork  # its compiler takes a while to import
 
         to = np.arange(len(self.steps)) if to is None else to
-        return Ran(*clockwork.run(self._rows, self._leaving, self.turn, to, self._rooms(room), LINK / BOTH))
+        ran = Ran(*clockwork.run(self._rows, self._columns, self.turn, to, self._rooms(room), LINK / BOTH))
+        return ran._replace(gone=ran.gone[: len(self.leaving)])
 
     def until(self, ran: Ran, slack: float) -> list[int]:
         """For each step of a pass as it ran in the order of the calls, up to which one what it uses has its bytes:
@@ -125,22 +151,31 @@ class Clock:
         return until
 
     def annealed(self, first: Mapping[int, int], to: np.ndarray, room: int, tries: int) -> np.ndarray:
-        """Before which steps those go that may go before others, of each the first, for all to take least time, as is
-        found from a beginning on with so many tries."""
+        """Before which steps those go that may go before others, of each the first, and updates, for all to take least
+        time, as is found from a beginning on with so many tries."""
         from blobmem.net.plan import clockwork
 
-        firsts, moving = np.arange(len(self.steps)), np.array([*first], np.int64)
-        firsts[moving] = [*first.values()]
+        first = {at: at for each in self.updates for at in each.fetches} | {**first}
+        firsts, brings = np.full((2, len(self.steps)), -1)
+        firsts[[*first]] = [*first.values()]
+        leasts, others = list[int](), dict[int, list[int]]()
+        for number, each in enumerate(self.updates):
+            leasts.append(max([each.least, *(first[at] for at in each.fetches)]))
+            others[number] = sorted([*each.fetches, *each.others])
+            brings[each.fetches] = number
+        at = np.array([each.step for each in self.updates], np.int64)
+        updates = at, np.array(leasts, np.int64), *self._listed(others), brings
+        moving = np.concatenate([np.array([*first], np.int64), at])
         heat = HEAT * self.run(room, to).ms
         found: np.ndarray = clockwork.annealed(
-            self._rows, self._leaving, self.turn, to, moving, firsts, self._rooms(room), LINK / BOTH, SLACK, tries,
-            heat, 0,
+            self._rows, self._columns, self.turn, to, moving, firsts, updates, self._rooms(room), LINK / BOTH, SLACK,
+            tries, heat, 0,
         )  # fmt: skip
         return found
 
     def _rooms(self, room: int) -> np.ndarray:
-        """Bytes that there are in each step."""
-        return np.maximum(self._least, room)
+        """Bytes that there are in each step, and behind them."""
+        return np.append(np.maximum(self._least, room), room)
 
 
 def ahead(chosen: Sequence[Candidate], load: np.ndarray, drawn: Draft, times: Times, room: int) -> dict[Candidate, int]:
@@ -186,6 +221,11 @@ def lingering(drawn: Draft, times: Times, room: int) -> Draft:
         if _has_places(found):
             return found
     return drawn
+
+
+def _places(step: Unit) -> set[Hashable]:
+    """Where what a step uses lies."""
+    return {Use.place(operand) for each in step.calls for operand in each.present()}
 
 
 def _has_places(drawn: Draft) -> bool:

@@ -96,7 +96,7 @@ class Kept:
             **recipe._asdict(),
             "less": None if recipe.less is None else self._packed(recipe),
             "rooms": [(layer, op, nbytes) for (layer, op), nbytes in recipe.rooms],
-            "moves": [(tight, [*moves.items()]) for tight, moves in recipe.moves],
+            "moves": recipe.moves and (recipe.moves[0], [*recipe.moves[1].items()]),
             "state": [(number[memory], staying) for memory, staying in found.state.items()],
             "spread": found.spread, "ms": found.ms, "usual_ms": self._usual_ms(),
             "calls": len(found.forward) + len(found.backward),
@@ -164,13 +164,11 @@ class Kept:
         if content["calls"] != len(made.forward) + len(made.backward):
             return None  # by other times some state stays between two uses, or does not
         made.ms = reckon(made.places, times).ms
-        for tight, moves in content["moves"]:
-            net._have(made)
-            found = with_moves(net, made, (tight, room_of(net, made)), times, dict(moves))
-            if found is None:
-                return None
-            made = found
-        return made
+        if content["moves"] is None:
+            return made
+        net._have(made)
+        tight, moves = content["moves"]
+        return with_moves(net, made, (tight, room_of(net, made)), times, dict(moves))
 
 
 def _digest(net: Net, made: Made) -> str:

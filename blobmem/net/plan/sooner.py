@@ -1,5 +1,5 @@
 """Evicted arrays that a plan has come just before they are needed come sooner, where there is room, so that they are
-there in time; or updates of evicted state run elsewhere, where there is room for them."""
+there in time; and updates of evicted state run elsewhere, where there is room for them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from blobmem.net.plan.fitting import room_of
 from blobmem.net.plan.moments import Clock, lingering
+from blobmem.net.plan.movable import movable
 from blobmem.net.plan.places import draft
-from blobmem.net.plan.spaced import Moves, spaced
 from blobmem.net.plan.state import content_of, copies_state, with_moved
 from blobmem.net.plan.times import COPIES, Times, least_ms, reckon
 from blobmem.net.plan.uses import moved
-from blobmem.net.plan.ways import MANY, Made
+from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Unit
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 PARTS = (0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.91, 0.88, 0.84, 0.8)
 """What part of the room arrays may take, in plans that are compared, until they have places: gaps take the rest."""
+
+Moves = Mapping[int, int]
+"""From where to before which call others go, among those of forward and behind them those of backward."""
 
 WORK, MORE = 30_000_000, 100_000_000
 """So many steps does a search for when copies begin look at, and another one from the best plan on. A number, not a
@@ -37,65 +40,43 @@ HOPE = 1.001
 
 def sooner(net: Net, made: Made, most_ms: float = math.inf) -> Made:
     """The calls, with what is evicted fetched before it is needed, so that it is there in time where there is room that
-    early; with updates of state where there is room for all that they need, if that takes less time. That is not tried
-    with many calls. What takes `most_ms` or more by the clock is not laid out."""
-    many = len(made.forward) + len(made.backward) >= MANY
-    best = made
-    for each in (made, None if many else _elsewhere(net, made)):
-        if each is not None:
-            best = min(best, _annealed(net, each, None, min(most_ms, best.ms)) or best, each, key=attrgetter("ms"))
-    return best
+    early, and updates of state where there is room for all that they need, if that takes less time. What takes
+    `most_ms` or more by the clock is not laid out."""
+    return min(made, _annealed(net, made, None, min(most_ms, made.ms)) or made, key=attrgetter("ms"))
 
 
 def refined(net: Net, made: Made) -> Made:
-    """The calls that `sooner` has found, with what comes sooner looked for longer from there on, also before backward
-    begins."""
-    if made.before is None:
+    """The calls that `sooner` has found, with what comes sooner, and updates, looked for longer from there on, also
+    before backward begins."""
+    if made.before is None or made.recipe.moves is None:
         return made
-    before = [*made.before.forward, *made.before.backward]
-    moves = made.recipe.moves[-1][1]
-    if all(before[at].op == "fetch" for at in moves):
-        found = _annealed(net, made.before, moves, made.ms)
-    else:  # its updates are elsewhere, and nothing has come sooner
-        found = _annealed(net, made, {}, made.ms)
-    return min(made, found or made, key=attrgetter("ms"))
+    return min(made, _annealed(net, made.before, made.recipe.moves[1], made.ms) or made, key=attrgetter("ms"))
 
 
-def _elsewhere(net: Net, made: Made) -> Made | None:
-    """The calls with updates elsewhere, in such a part of the room that they take least time; None if none may be."""
-    room, times, best, before = room_of(net, made), Times(net.device), None, math.inf
-    for part in PARTS:
-        net._have(made)
-        tight = int(part * room)
-        found = with_moves(net, made, (tight, room), times, spaced(made, tight, times))
-        if found is not None:
-            if found.ms >= before:
-                break  # gaps are no more what is in the way
-            best, before = found, found.ms
-    return best
-
-
-def _annealed(net: Net, made: Made, begun: Mapping[int, int] | None, most_ms: float) -> Made | None:
-    """The calls, with what fetches before where it is in these, in as much of the room as its arrays have places in; on
-    from where that has `begun`, if it has, longer and with state that comes before backward, too. None if that takes no
-    less than `most_ms`, or there are no places."""
+def _annealed(net: Net, made: Made, begun: Moves | None, most_ms: float) -> Made | None:
+    """The calls with what fetches, and updates, before where they are in these or elsewhere, in as much of the room as
+    their arrays have places in; on from where that has `begun`, if it has, longer and with state that comes before
+    backward, too. None if that takes no less than `most_ms`, or there are no places."""
     net._have(made)
-    room, times, starts = room_of(net, made), Times(net.device), _starts(made)
-    clock = Clock(made.places.lasting(range(len(starts))), times)
+    room, times, (starts, stops) = room_of(net, made), Times(net.device), _bounds(made)
+    drawn = made.places.lasting(range(len(stops)))
+    clock = Clock(drawn, times, movable(drawn))
     first = _earliest(clock.steps, clock.turn, begun is not None and net.updates_in_backward)
-    to, best = np.arange(len(starts)), None
-    if not first or least_ms(made.places, times) * HOPE >= most_ms:
+    to, best = np.arange(len(stops)), None
+    if not (first or clock.updates) or least_ms(made.places, times) * HOPE >= most_ms:
         return None
     number = {start: at for at, start in enumerate(starts)}
     for at, before in (begun or {}).items():
-        to[number[at]] = number[before]
-    tries = (WORK if begun is None else MORE) // len(starts)
+        if at in number:
+            to[number[at]] = number[before]
+    tries = (WORK if begun is None else MORE) // len(stops)
     for part in PARTS:
         tight = int(part * room)
         to = clock.annealed(first, to, tight, tries)
         if clock.run(tight, to).ms >= most_ms:
             break
-        moves = {starts[at]: starts[before] for at, before in enumerate(to) if before != at}
+        goes = ((at, before) for at, before in enumerate(to) if before != at)
+        moves = {call: starts[before] for at, before in goes for call in range(starts[at], stops[at])}
         net._have(made)
         tried = with_moves(net, made, (tight, room), times, moves)
         if tried is not None and tried.ms < most_ms:
@@ -119,17 +100,21 @@ def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves
     if drawn.layout.nbytes > room:
         return None
     remade, ms = moved(made.remade, position), reckon(drawn, times).ms
-    recipe = made.recipe._replace(moves=(*made.recipe.moves, (tight, moves)))
+    recipe = made.recipe._replace(moves=(tight, moves))
     return dataclasses.replace(
         made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=drawn, ms=ms, recipe=recipe,
         before=made,
     )  # fmt: skip
 
 
-def _starts(made: Made) -> list[int]:
-    """The position of each step's first call, behind those of forward those of backward."""
+def _bounds(made: Made) -> tuple[list[int], list[int]]:
+    """The position of each step's first call, behind those of forward those of backward, and of all calls the end; and
+    where each step ends."""
     forward, backward = made.places.units
-    return [*(each.start for each in forward), *(len(made.forward) + each.start for each in backward)]
+    bounds = [(each.start, each.stop) for each in forward]
+    bounds += [(len(made.forward) + each.start, len(made.forward) + each.stop) for each in backward]
+    starts, stops = zip(*bounds, strict=True)
+    return [*starts, stops[-1]], [*stops]
 
 
 def _earliest(steps: Sequence[Unit], turn: int, across: bool) -> Mapping[int, int]:

@@ -108,7 +108,7 @@ class Recipe(NamedTuple):
         rooms: what convolutions of a layer and op may take, in slices.
         away: what is evicted, by position among what may be; None if nothing was to be.
         room, enough: the loads with which that comes back early, and the bytes of an arena that is small enough.
-        moves: one after another, the loads with which calls go elsewhere, and from where to where (`sooner`).
+        moves: the loads with which calls go elsewhere, and from where to where (`sooner`); None if none do.
     """
 
     less: Less | None = None
@@ -118,7 +118,7 @@ class Recipe(NamedTuple):
     away: tuple[int, ...] | None = None
     room: int = 0
     enough: int = 0
-    moves: tuple[tuple[int, Mapping[int, int]], ...] = ()
+    moves: tuple[int, Mapping[int, int]] | None = None
 
 
 USUAL = Recipe()

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from blobmem import SimulatedDevice
 from blobmem.memory.blob import Blob
-from blobmem.net.plan import moments, times
+from blobmem.net.plan import clockwork, moments, times
 from blobmem.net.plan.evict import Candidate
 from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.plan.moments import Clock, ahead, lingering
+from blobmem.net.plan.movable import movable
 from blobmem.net.plan.places import Draft
 from blobmem.net.plan.times import reckon
 from blobmem.net.schedule import Unit
-from blobmem.ops.call import call, overwrite, read
+from blobmem.ops.call import Call, call, overwrite, read, write
 
 SIZE = 1024
 DEVICE = SimulatedDevice()
@@ -161,6 +162,48 @@ def test_what_comes_goes_where_all_takes_no_longer(drawn, data):
     assert sorted(after.order) == [*stays]
     slack = moments.SLACK * len(copies) * len(stays)
     assert after.ms <= before.ms + 0.01 * slack
+
+
+@st.composite
+def pass_with_updates(draw):
+    """Forward, and a backward with updates of state that comes and goes for them; after some of them calls."""
+    forward = a_pass(draw, [], [])
+    calls = list[Call]()
+    for _ in range(draw(st.integers(1, 4))):
+        gradient, state = array("gradient"), array("state")
+        home = {"home": array("state").data_view.memory, "start": 0, "sums": False}
+        made = draw(st.sampled_from(["inner_product_backward_weights", "conv_backward_weights"]))
+        calls += [
+            call(made, overwrite(gradient), ms=1.0),
+            call("fetch", overwrite(state), **home, ms=float(draw(st.integers(1, 9)))),
+            call("sgd_update", read(gradient), write(state), ms=1.0),
+            call("evict", read(state), **home, ms=float(draw(st.integers(1, 9)))),
+            *(call("make", overwrite(array("made")), ms=2.0) for _ in range(draw(st.integers(0, 4)))),
+        ]
+    return draft_of(forward, calls)
+
+
+@settings(deadline=None)  # the first compiles
+@given(pass_with_updates(), st.integers(0, 3))
+def test_updates_go_where_all_takes_no_longer(drawn, more):
+    """Behind what makes their gradient and brings their arrays, before these leave; and a pass of the calls in that
+    order takes what the clock says."""
+    room, updates = needed(drawn) + more * SIZE, movable(drawn)
+    clock = Clock(drawn, TOLD, updates)
+    first = {at: clock.turn for each in updates for at in each.fetches}
+    before, to = clock.run(room), clock.annealed(first, np.arange(len(clock.steps)), room, 500)
+    ran = clock.run(room, to)
+    slack = moments.SLACK * 2 * len(clock.steps)
+    assert ran.ms <= before.ms * (1 + clockwork.HELD) + clockwork.SHORT * slack
+    place = {step: at for at, step in enumerate(ran.order)}
+    for each in updates:
+        assert all(place[at] < place[each.step] for at in each.fetches)
+        assert all((place[at] < place[each.step]) == (at < each.step) for at in each.others)
+        assert all(to[at] >= clock.turn for at in (*each.fetches, each.step, *each.others))
+    calls = [clock.steps[at].calls[-1] for at in ran.order]
+    found = draft_of(calls[: clock.turn], calls[clock.turn :])
+    if needed(found) <= room:
+        assert Clock(found, TOLD).run(room).ms == pytest.approx(ran.ms)
 
 
 def test_what_is_needed_late_comes_early_where_there_is_room():

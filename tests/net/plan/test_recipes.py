@@ -109,7 +109,6 @@ def of_kind(content):
     """What there is in a file that need not be."""
     less = content["less"] or {}
     found = {name for name in ("abreast", "division", "moves", "state", "away") if content[name]}
-    found |= {"updates elsewhere"} if len(content["moves"]) > 1 else set()
     return found | {name for name in ("anew", "rounds", "apart") if less.get(name)}
 
 
@@ -122,8 +121,8 @@ SLOW, FAST = 1e6, 1e12
         ("chain", 0.2, FAST, False, {"away"}),
         ("chain", 0.6, SLOW, False, {"anew"}),
         ("chain", 0.1, SLOW, False, {"rounds", "away"}),
-        ("wide", 0.2, FAST, True, {"state", "anew", "moves"}),
-        ("large", 0.3, 1e10, True, {"state", "division", "moves", "updates elsewhere"}),
+        ("wide", 0.2, FAST, True, {"state", "anew"}),
+        ("large", 0.3, 1e10, True, {"state", "division", "moves"}),
         ("large", 0.2, SLOW, False, {"division"}),
         ("norms", 0.02, SLOW, False, {"abreast", "rounds"}),
     ],

@@ -81,9 +81,10 @@ def told(monkeypatch):
     asked, places = [], {}
 
     class Clock:
+        updates = ()
         steps, turn = steps_of([copy("fetch", Parked(32, SimulatedDevice(), "array"))] * 2), 2
 
-        def __init__(self, drawn, times):
+        def __init__(self, drawn, times, updates):
             pass
 
         def annealed(self, first, to, room, tries):
@@ -104,7 +105,7 @@ def told(monkeypatch):
     monkeypatch.setattr(sooner, "room_of", lambda net, made: 100)
     monkeypatch.setattr(sooner, "least_ms", lambda drawn, times: 4.0)
     monkeypatch.setattr(sooner, "PARTS", (1.0, 0.9, 0.8, 0.7))
-    monkeypatch.setattr(sooner, "_elsewhere", lambda net, made: None)
+    monkeypatch.setattr(sooner, "movable", lambda drawn: [])
     drawn = SimpleNamespace(units=units, lasting=lambda until: None)
     net = SimpleNamespace(device=SimulatedDevice(), updates_in_backward=True, _have=lambda made: None)
     calls = [step.calls[-1] for step in Clock.steps]
@@ -130,17 +131,12 @@ def test_what_cannot_take_less_is_not_looked_for(told):
 def test_the_best_is_looked_at_longer(told):
     net, plain, asked, places = told
     places |= {100: 6.0, 90: 5.5}
-    best = replace(plain, ms=5.8, before=plain, recipe=plain.recipe._replace(moves=((100, {1: 0}),)))
+    best = replace(plain, ms=5.8, before=plain, recipe=plain.recipe._replace(moves=(100, {1: 0})))
     assert sooner.refined(net, best) is best, "none is better"
     assert asked[0] == (100, [0, 0], sooner.MORE // 2), "from where its copies come"
     places[100] = 5.1
     assert sooner.refined(net, best).ms == 5.1
     assert sooner.refined(net, plain) is plain, "of which nothing has come sooner"
-    calls = [*plain.forward[:1], call("update", read(Blob(8)))]
-    elsewhere = replace(best, before=replace(plain, forward=calls))
-    asked.clear()
-    assert sooner.refined(net, elsewhere).before is elsewhere, "its updates stay elsewhere"
-    assert asked[0] == (100, [0, 1], sooner.MORE // 2)
 
 
 def test_a_plan_without_copies_is_as_it_was(told, monkeypatch):

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,6 +24,8 @@ from blobmem.net.compilation import Compilation
 from blobmem.net.fusion import UPDATES
 from blobmem.net.plan import levels, products, sooner, state, times, updates
 from blobmem.net.plan.divisions import longer
+from blobmem.net.plan.fitting import room_of
+from blobmem.net.plan.movable import movable
 from blobmem.net.plan.slices import Division, Sliced
 from blobmem.net.plan.state import content_of, copies_state, is_torn, staying
 from blobmem.net.plan.times import COPIES
@@ -388,7 +391,7 @@ def test_large_arrays_come_and_go_in_pieces(monkeypatch, order, tested, spread):
     assert each.net.device.statistics.peak_bytes <= caught.value.requested
     copies = [call for call in each.net.compiled()[1].calls if call.op == "evict"]
     pieces = [call.attributes["start"] for call in copies if call.attributes["home"].name == "fc6/0/history"]
-    assert len(pieces) > 4 and pieces == sorted({*pieces})
+    assert len(pieces) > 4 and sorted(pieces) == sorted({*pieces})
     homes = [home for home in each.net._evicted if home.name == "fc6/0/history"]
     assert all(home.cpu_capacity == home.views()[0].nbytes for home in homes)
 
@@ -410,9 +413,20 @@ def test_a_step_with_updates_elsewhere_does_the_same(monkeypatch, order, exact, 
     moved = []
 
     def elsewhere(net, made, most_ms):
-        found = sooner._elsewhere(net, made)
-        moved.append(0 if found is None else len(found.recipe.moves[-1][1]))
-        return made if found is None else found
+        starts, stops = sooner._bounds(made)
+        room, draws = room_of(net, made), random.Random(0)
+        for _ in range(20):
+            moves = {}
+            for each in movable(made.places.lasting(range(len(stops)))):
+                to, steps = draws.randint(each.least, len(stops)), [*each.fetches, each.step, *each.others]
+                calls = (call for at in steps for call in range(starts[at], stops[at]))
+                moves |= {} if to in steps else dict.fromkeys(calls, starts[to])
+            net._have(made)
+            found = sooner.with_moves(net, made, (room, room), times.Times(net.device), moves)
+            if found is not None:
+                moved.append(len(moves))
+                return found
+        return made
 
     monkeypatch.setattr(levels, "sooner", elsewhere)
     limit = (least(net, tested=False) + 2 * unlimited(net, tested=False)[0]) // 3
