@@ -33,15 +33,14 @@ POWERS = (0.5, 1.0)
 
 WALKS, FOR_EACH, TURNS = 8000, 64, 8
 """How many other walks each search tries, fewer where these are so many for each kind of array; and in how many turns,
-after each of which they go on from the `KEPT` that are best of all, and which end with one that finds no better."""
+each on from the best of the one before and as warm at first, which end with one in which none finds a better one."""
 
 ARRAYS, LEAST = 1_000_000, 2000
 """No more walks than have so many arrays in all, as those through many take long, but so many even then."""
 
-KEPT = 2
-
 REVALUED = (0.0, 0.3, 0.5, 0.6)
-"""Of searches that run beside each other, which part of their walks differs by what arrays are worth."""
+"""Of searches that run beside each other, which part of their walks differs by what arrays are worth. They know nothing
+of each other: what walks say of a plan is about what it comes to, and of several kinds one is better than it seems."""
 
 WARM = 0.005
 """About which part of its time longer a walk may take at first, and be gone on from."""
@@ -87,23 +86,21 @@ def walked(whole: Pass, room: int, walks: int = WALKS) -> list[Walked]:
     """
     numbered = _Numbered(whole)
     search = _Search(numbered, room)
-    best, count = [search.first(Setting(power=power)) for power in POWERS], len(REVALUED)
+    first, count = [search.first(Setting(power=power)) for power in POWERS], len(REVALUED)
     most = max(LEAST, ARRAYS // max(1, len(numbered.arrays)))
     walks = min(walks, most, FOR_EACH * len(whole.alike)) // TURNS
 
-    def improved(seed: int) -> _Found:
-        return search.improved(best[seed % len(best)], walks, REVALUED[seed % count], seed)
+    def improved(best: _Found, seed: int) -> _Found:
+        return search.improved(best, walks, REVALUED[seed % count], seed)
 
+    best = [first[at % len(first)] for at in range(count)]
     with ThreadPoolExecutor(count) as pool:
         for turn in range(TURNS):
-            least = min(each.rank for each in best)
-            found = [*best, *pool.map(improved, range(turn * count, (turn + 1) * count))]
-            ranked = {each.rank: each for each in reversed(found)}
-            found = [ranked[rank] for rank in sorted(ranked)]
-            best = found[:KEPT]
-            if best[0].rank == least:
+            before, best = best, [*pool.map(improved, best, range(turn * count, (turn + 1) * count))]
+            if [each.rank for each in best] == [each.rank for each in before]:
                 break
-    return [search.walked(each) for each in found]
+    ranked = {each.rank: each for each in (*first, *best)}
+    return [search.walked(ranked[rank]) for rank in sorted(ranked)]
 
 
 def glance(whole: Pass, room: int) -> tuple[int, float]:

@@ -71,7 +71,7 @@ BESIDE = (*FULL, 0.9)
 FEWER = 4
 """How many times fewer walks there are behind the first of these."""
 
-FOUND = 3
+FOUND = 4
 """How many plans with rounds are made of what searches for these have found."""
 
 SEEMS = 1.1

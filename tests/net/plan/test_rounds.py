@@ -40,7 +40,7 @@ def test_with_room_enough_there_are_none():
     assert walked(every, int(every.load.max()))[0][:4] == ([], [], 0.0, 0)
 
 
-@pytest.mark.parametrize("part, most", [(0.5, 3), (0.25, 19)])
+@pytest.mark.parametrize("part, most", [(0.5, 2), (0.25, 19)])
 def test_no_more_is_in_use_than_there_is_room_for(part, most):
     """To half and to a quarter of the bytes by so few convolutions again, of as many as there are blocks."""
     net = built()
