@@ -46,8 +46,7 @@ def sooner(net: Net, made: Made, most_ms: float = math.inf) -> Made:
 
 
 def refined(net: Net, made: Made) -> Made:
-    """The calls that `sooner` has found, with what comes sooner, and updates, looked for longer from there on, also
-    before backward begins."""
+    """The calls that `sooner` has found, with what comes sooner, and updates, looked for longer from there on."""
     if made.before is None or made.recipe.moves is None:
         return made
     return min(made, _annealed(net, made.before, made.recipe.moves[1], made.ms) or made, key=attrgetter("ms"))
@@ -55,13 +54,13 @@ def refined(net: Net, made: Made) -> Made:
 
 def _annealed(net: Net, made: Made, begun: Moves | None, most_ms: float) -> Made | None:
     """The calls with what fetches, and updates, before where they are in these or elsewhere, in as much of the room as
-    their arrays have places in; on from where that has `begun`, if it has, longer and with state that comes before
-    backward, too. None if that takes no less than `most_ms`, or there are no places."""
+    their arrays have places in; on from where that has `begun`, if it has, and longer. None if that takes no less than
+    `most_ms`, or there are no places."""
     net._have(made)
     room, times, (starts, stops) = room_of(net, made), Times(net.device), _bounds(made)
     drawn = made.places.lasting(range(len(stops)))
     clock = Clock(drawn, times, movable(drawn))
-    first = _earliest(clock.steps, clock.turn, begun is not None and net.updates_in_backward)
+    first = _earliest(clock.steps, clock.turn, net.updates_in_backward)
     to, best = np.arange(len(stops)), None
     if not (first or clock.updates) or least_ms(made.places, times) * HOPE >= most_ms:
         return None
