@@ -24,6 +24,8 @@ if sys.dont_write_bytecode:
 from cuda_devices import has_gpu
 from cuda_emulation import forget_workspaces
 
+from blobmem.net.plan import arena, levels, rounds, sooner, ways
+
 gc.set_threshold(10_000, 20, 50)  # nets, and what numba compiles, are many objects that stay
 
 
@@ -75,3 +77,22 @@ def _small_heap():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def few_plans():
+    """Of the plans that are compared where there is no room for all, which take most of the time, few are made, and
+    layouts are looked for less long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arena, "WORK", arena.WORK // 10)
+        patch.setattr(arena, "LEAST", arena.LEAST // 10)
+        patch.setattr(levels, "LEVELS", levels.LEVELS[1::2])
+        patch.setattr(sooner, "PARTS", sooner.PARTS[1::3])
+        patch.setattr(sooner, "WORK", sooner.WORK // 30)
+        patch.setattr(sooner, "MORE", sooner.MORE // 30)
+        patch.setattr(levels, "STAYING", ())
+        patch.setattr(rounds, "WALKS", rounds.WALKS // 32)
+        patch.setattr(ways, "PRICES", ways.PRICES[-1:])
+        patch.setattr(ways, "MADE", 2)
+        patch.setattr(ways, "COMPARED", 1)
+        yield

@@ -12,6 +12,7 @@ from blobmem import OutOfDeviceMemory, SimulatedDevice, build_nets
 from blobmem.fit import CARD_OVERHEAD, MOST, fit, largest, largest_at
 from blobmem.footprint import BOUND, CHUNK, PLANNED, SCHEMES, feed_zeros, footprint
 
+pytestmark = pytest.mark.usefixtures("few_plans")
 ROOT = Path(__file__).parents[1]
 LENET = ROOT / "models" / "lenet" / "train_val.prototxt"
 MIB = 1 << 20

@@ -30,6 +30,7 @@ from benchmarks import (
 )
 from blobmem import SimulatedDevice
 
+pytestmark = pytest.mark.usefixtures("few_plans")
 ROOT = Path(__file__).parents[1]
 
 

@@ -15,7 +15,7 @@ from blobmem.proto.text import read_net
 from blobmem.solvers import timing
 
 MODEL = "NVIDIA H200"
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.usefixtures("few_plans")]
 
 
 def net_text():

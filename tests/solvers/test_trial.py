@@ -28,7 +28,7 @@ MODEL = "NVIDIA H200"
 WARM, TIMED = 3, 2
 STEPS = 2 * (WARM + TIMED)
 TRIED = [1] * TIMED + [2] * TIMED
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.usefixtures("few_plans")]
 
 
 @pytest.fixture(autouse=True)

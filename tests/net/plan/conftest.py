@@ -4,8 +4,6 @@ from bisect import bisect, insort
 
 import pytest
 
-from blobmem.net.plan import arena, levels, rounds, sooner, ways
-
 
 def _largest_load(lifetimes):
     """The largest sum of bytes that live at one moment, moment by moment."""
@@ -49,25 +47,6 @@ def largest_load():
 @pytest.fixture(scope="session")
 def check():
     return _check
-
-
-@pytest.fixture(scope="module")
-def few_plans():
-    """Of the plans that are compared where there is no room for all, which take most of the time, few are made, and
-    layouts are looked for less long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arena, "WORK", arena.WORK // 10)
-        patch.setattr(arena, "LEAST", arena.LEAST // 10)
-        patch.setattr(levels, "LEVELS", levels.LEVELS[1::2])
-        patch.setattr(sooner, "PARTS", sooner.PARTS[1::3])
-        patch.setattr(sooner, "WORK", sooner.WORK // 30)
-        patch.setattr(sooner, "MORE", sooner.MORE // 30)
-        patch.setattr(levels, "STAYING", ())
-        patch.setattr(rounds, "WALKS", rounds.WALKS // 32)
-        patch.setattr(ways, "PRICES", ways.PRICES[-1:])
-        patch.setattr(ways, "MADE", 2)
-        patch.setattr(ways, "COMPARED", 1)
-        yield
 
 
 @pytest.fixture(autouse=True)
