@@ -166,7 +166,7 @@ def _latest(step: int, to: Ints, updates: Updates) -> int:
     if brings[step] < 0:
         return step
     update = at[brings[step]]
-    return step if to[update] == update else (to[update] if to[update] > update else min(step, to[update]))
+    return to[update] if to[update] > update else min(step, to[update])
 
 
 @part
@@ -195,20 +195,17 @@ def _copy(source: Ints, target: Ints) -> None:
 @part
 def _try(moving: Ints, first: Ints, to: Ints, updates: Updates, state: Ints) -> bool:
     """Have one of those moving, which is drawn, go elsewhere; whether it does."""
-    step, how = moving[draw(state, moving.size)], draw(state, 4)
+    index, how = draw(state, moving.size), draw(state, 4)
+    step, number = moving[index], index - (moving.size - updates[0].size)
+    was = to[step]
     near = (1 - 2 * draw(state, 2)) * (1 + draw(state, NEAR)) if how == 0 else draw(state, 2 * FAR + 1) - FAR
-    number = -1
-    for each in range(updates[0].size):
-        if updates[0][each] == step:
-            number = each
     if number >= 0:
         least = updates[1][number]
-        was = to[step]
         _go(number, was + near if how < 2 else least + draw(state, to.size - least + 1), to, updates)
         return to[step] != was
-    most, was, other, others = _latest(step, to, updates), to[step], step, to[step]
+    most, other, others = _latest(step, to, updates), step, was
     if how < 2:
-        there = to[step] + near
+        there = was + near
     elif how == 2:
         there = first[step] + draw(state, most - first[step] + 1)
     else:  # it changes places with another
@@ -231,7 +228,7 @@ def annealed(
     arguments as for `run`.
 
     Args:
-        moving: what brings something, and updates.
+        moving: what brings something, and behind that updates, in their order.
         first: of each that brings, the first step before which it may go, at last where it is or what it is for goes;
             -1 of others.
         updates: as above.
