@@ -10,8 +10,10 @@ from blobmem.net.plan import Again, Uses
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Pass
 from blobmem.net.plan.evict import candidates
-from blobmem.net.plan.places import draft
+from blobmem.net.plan.liveness import lifetimes
+from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.times import Times
+from blobmem.net.schedule import Unit
 from blobmem.ops.call import memories
 from blobmem.ops.registry import table
 
@@ -191,3 +193,9 @@ def whole(net):
     free = net._free({*memories([*calls.forward, *calls.backward])})
     again = Again(Uses(*passes, ops), free, ops)
     return Pass(again, drawn, candidates(*passes, drawn, free, ops), Times(net.device))
+
+
+def draft_of(*passes):
+    """A draft of calls that run one by one."""
+    units = [[Unit(at, at + 1, [each], 0, False) for at, each in enumerate(calls)] for calls in passes]
+    return Draft(units, {}, {}, lifetimes([each.calls for calls in units for each in calls]))

@@ -7,17 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_nets import draft_of
 
 from blobmem import SimulatedDevice
 from blobmem.memory.blob import Blob
 from blobmem.net.plan import clockwork, moments, times
 from blobmem.net.plan.evict import Candidate
-from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.plan.moments import Clock, ahead, lingering
 from blobmem.net.plan.movable import movable
-from blobmem.net.plan.places import Draft
 from blobmem.net.plan.times import reckon
-from blobmem.net.schedule import Unit
 from blobmem.ops.call import Call, call, overwrite, read, write
 
 SIZE = 1024
@@ -36,11 +34,6 @@ TOLD = Told(DEVICE)
 
 def array(name):
     return Blob((SIZE // 4,), device=DEVICE, name=name)
-
-
-def draft_of(*passes):
-    units = [[Unit(at, at + 1, [each], 0, False) for at, each in enumerate(calls)] for calls in passes]
-    return Draft(units, {}, {}, lifetimes([each.calls for calls in units for each in calls]))
 
 
 def leaving(waits=False):

@@ -1,10 +1,9 @@
 """Which updates of evicted state may run elsewhere in backward, and what goes with them."""
 
+from plan_nets import draft_of
+
 from blobmem import Blob, SimulatedDevice
-from blobmem.net.plan.liveness import lifetimes
 from blobmem.net.plan.movable import Update, movable
-from blobmem.net.plan.places import Draft
-from blobmem.net.schedule import Unit
 from blobmem.ops.call import call, overwrite, read, write
 
 DEVICE = SimulatedDevice()
@@ -28,11 +27,6 @@ class State:
         return call("evict", read(self.array), **self._where)
 
 
-def draft_of(forward, *backward):
-    units = [[Unit(at, at + 1, [each], 0, False) for at, each in enumerate(calls)] for calls in (forward, backward)]
-    return Draft(units, {}, {}, lifetimes([each.calls for calls in units for each in calls]))
-
-
 def a_pass(*, made_by="conv_backward_weights", before=(), shared=False, behind=()):
     """Backward in which a gradient is made, and a parameter updated by it, which comes and goes with its history.
 
@@ -43,15 +37,17 @@ def a_pass(*, made_by="conv_backward_weights", before=(), shared=False, behind=(
     fetched = [data.fetch()]
     return draft_of(
         [call("make", overwrite(x))],
-        *(make(data, gradient) for make in before),
-        *([*fetched, call("conv_backward_data", read(data.array))] if shared else ()),
-        call(made_by, read(x), overwrite(gradient)),
-        *(() if shared else fetched),
-        history.fetch(),
-        call("sgd_update", read(gradient), write(data.array), write(history.array)),
-        data.evict(),
-        history.evict(),
-        *(make(data, gradient) for make in behind),
+        [
+            *(make(data, gradient) for make in before),
+            *([*fetched, call("conv_backward_data", read(data.array))] if shared else ()),
+            call(made_by, read(x), overwrite(gradient)),
+            *(() if shared else fetched),
+            history.fetch(),
+            call("sgd_update", read(gradient), write(data.array), write(history.array)),
+            data.evict(),
+            history.evict(),
+            *(make(data, gradient) for make in behind),
+        ],
     )
 
 
@@ -81,6 +77,5 @@ def test_what_is_wanted_after_it_stays():
 
 def test_an_update_of_what_is_always_there_stays():
     gradient, data = array("gradient"), array("data")
-    assert (
-        movable(draft_of([], call("make", overwrite(gradient)), call("sgd_update", read(gradient), write(data)))) == []
-    )
+    backward = [call("make", overwrite(gradient)), call("sgd_update", read(gradient), write(data))]
+    assert movable(draft_of([], backward)) == []
