@@ -15,6 +15,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.net.fusion import UPDATES
 from blobmem.net.plan.places import Draft
 from blobmem.net.plan.state import content_of, copies_state
+from blobmem.net.plan.times import COPIES
 from blobmem.net.schedule import Unit
 from blobmem.ops.call import memories
 
@@ -104,7 +105,7 @@ class _Finder:
         """The first step, and the last, before which an update may run for what others do."""
         own = {self._units[at].calls[0].operand(0).memory for at in update.fetches}
         steps = {*update.fetches, update.step, *update.others}
-        runs = [at for at in steps if self._units[at].calls[0].op not in ("fetch", "evict")]
+        runs = [at for at in steps if self._units[at].calls[0].op not in COPIES]
         others = set[int]()
         for memory in {*memories(chain.from_iterable(self._units[at].calls for at in runs))} - own:
             changes = not {*self._writers[memory]}.isdisjoint(runs)
