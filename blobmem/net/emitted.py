@@ -78,8 +78,8 @@ class Emitted:
         if sliced is None:
             return None
         uses = Uses(sliced.forward, sliced.backward, ops)
-        free = free | {piece.data_view.memory for piece in sliced.pieces}
-        again = Again(uses, free, ops, (*self.forward, *self.backward))
+        pieces = {piece.data_view.memory for piece in sliced.pieces}
+        again = Again(uses, free | pieces, ops, (*self.forward, *self.backward), pieces)
         return dataclasses.replace(
             self, forward=sliced.forward, backward=sliced.backward, remade=sliced.remade, again=again, places=None,
             sliced=sliced,

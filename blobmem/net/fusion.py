@@ -98,7 +98,7 @@ class _Behind:
             mine = [each for each in self._calls[position].present() if each.memory is operand.memory]
             if any(each.intent is not Intent.OVERWRITE for each in mine):
                 return False
-            if any(_same(each, operand) and each.nbytes >= operand.nbytes for each in mine):
+            if any(each.offset == operand.offset and each.nbytes >= operand.nbytes for each in mine):
                 return not self._calls[position].once
         return True
 
@@ -124,7 +124,7 @@ def _place(operand: Operand | None) -> Any:
 
 
 def _same(*operands: Operand | None) -> bool:
-    places = {_place(operand) for operand in operands}
+    places = {None if operand is None else (*_place(operand), operand.nbytes) for operand in operands}
     return len(places) == 1 and None not in places
 
 

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from blobmem import TRAIN, Net, SharedBlobError
+from blobmem.net.compilation import Compilation
 from blobmem.net.plan import Again, Uses
-from blobmem.net.plan.again import Less
+from blobmem.net.plan.again import Less, Round
 from blobmem.net.plan.choice import Pass
 from blobmem.net.plan.evict import candidates
 from blobmem.net.plan.liveness import lifetimes
@@ -199,3 +200,37 @@ def draft_of(*passes):
     """A draft of calls that run one by one."""
     units = [[Unit(at, at + 1, [each], 0, False) for at, each in enumerate(calls)] for calls in passes]
     return Draft(units, {}, {}, lifetimes([each.calls for calls in units for each in calls]))
+
+
+def rounds_at_random(rng, again, wanted):
+    """Rounds in which some of these are made anew more than once, and some that are not needed yet."""
+    read, gone, rounds = again.uses.read, {*wanted}, []
+    for at in sorted({at for memory in wanted for at in read.get(memory, ())}):
+        gone |= {memory for memory in wanted if rng.random() < 0.5}
+        needed = [memory for memory in wanted if memory in gone and at in read.get(memory, ())]
+        if needed:
+            made = {*needed, *(memory for memory in sorted(gone, key=wanted.index) if rng.random() < 0.2)}
+            rounds.append(Round(needed[0], read[needed[0]].index(at), made, {*gone}))
+            gone -= made
+    return rounds
+
+
+class Choosing:
+    """Lets nets make a part of what they could anew, at random, once or in rounds."""
+
+    def __init__(self, patch, seed, part, rounds=False):
+        self.recompute, self.random, self.part, self.again = Compilation._recompute, random.Random(seed), part, []
+        self.rounds = rounds
+        patch.setattr(Compilation, "_recompute", lambda net, *calls: self(net, *calls))
+
+    def __call__(self, net, emitted, less):
+        if net.memory == "keep" or less is not None:
+            return self.recompute(net, emitted, less)
+        again = emitted.again
+        wanted = [memory for memory in again.offers if self.random.random() < self.part]
+        self.again.append([memory.name for memory in wanted])
+        held = [memory for memory in again.bridges() if self.random.random() < self.part]
+        less = Less(wanted, held)
+        if self.rounds:
+            less = Less((), held, rounds_at_random(self.random, again, [*wanted, *held]))
+        return self.recompute(net, emitted, less)

@@ -4,6 +4,8 @@ the batch in slices that go abreast.
 All slices are through with a stretch of the calls before any begins the next. Stretches end where something of all
 slices is wanted: at batch norms, whose sums are taken slice by slice, and which then normalise, or have the gradients
 of, each slice by these. A slice of an array is an array like any other, which plans may keep, evict, or make anew.
+From where on a run's arrays are all smaller they are in fewer slices, and so are its calls: a GPU is faster by larger
+ones. What takes from the one to the other runs for the smaller slices, and fills, or reads, parts of the larger.
 Where the input of a batch norm is too large for that, what makes it runs twice: for the sums, and again for each slice
 as it is normalised, just before somebody reads that.
 
@@ -14,8 +16,8 @@ bit; the same slices give the same bits each time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Sequence, Set
-from itertools import chain
+from collections.abc import Container, Iterable, Iterator, Sequence, Set
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +55,8 @@ class Abreast(NamedTuple):
         number: of slices.
         twice: bytes from which on the input of a batch norm is made twice.
         room: bytes of workspace that convolutions may take; 0 if nobody says.
+        largest: bytes that a slice may have, where arrays are in fewer slices from where on these have no more; 0 if
+            all are in the same number.
     """
 
     first: int
@@ -60,6 +64,7 @@ class Abreast(NamedTuple):
     number: int
     twice: int
     room: int = 0
+    largest: int = 0
 
 
 def run_about(forward: Sequence[Call], backward: Sequence[Call], layer: int, ops: Container[Any]) -> range:
@@ -115,9 +120,12 @@ def abreast(
     written = {operand.memory: operand for each in inside for operand in by_item(each) if _writes(operand)}
     whole = {memory: operand.nbytes for memory, operand in written.items() if memory not in absent}
     last = [*channels_last(forward), *channels_last(backward)] if images_last else []
-    if any(nbytes % (ALIGNMENT * which.number) for nbytes in whole.values()) or in_both_orders(last) & {*whole}:
+    both = in_both_orders(last)
+    if any(nbytes % (ALIGNMENT * which.number) for nbytes in whole.values()) or both & {*whole}:
         return None
-    divider = Divider(which.number, absent, {*whole}, turned_of(last), divided, "slice")
+    numbers = _Numbers(which, up.stretches, absent, both)
+    numbers.add(down.stretches)
+    divider = _Divider(numbers, absent, {*whole}, turned_of(last))
     made, place = _Slices(divider, {*whole}), {id(each): at for at, each in enumerate(forward)}
     calls = [
         made.calls(stretches, {memory for each in before for memory in each.written_memories()})
@@ -382,6 +390,94 @@ def gradient_at(calls: Sequence[Call], at: int) -> Gradient | None:
 # -------------------------------------------------------------------- the calls of slices
 
 
+class _Numbers:
+    """In how many slices arrays, and calls, are.
+
+    Arrays are in no more than `Abreast.largest` wants of what their layer, or any behind it, makes, nor in fewer than
+    it wants of themselves; calls in as many as what they use is in the most.
+
+    Args:
+        which: the run.
+        forward: its stretches.
+        absent: memories that are never whole.
+        both: those that have two orders, which are in as many slices as can be.
+    """
+
+    def __init__(
+        self, which: Abreast, forward: Sequence[_Stretch], absent: Set[SyncedMemory], both: Container[SyncedMemory]
+    ) -> None:
+        self.most, self._absent, self._both = which.number, absent, both
+        self._largest = which.largest
+        self._may = [number for number in range(2, which.number + 1) if which.number % number == 0]
+        self._of: dict[SyncedMemory, int] = {}
+        self._behind = dict.fromkeys(range(which.first, which.last + 1), self._may[0])
+        for each in (each for stretch in forward for each in stretch.inside):
+            wanted = [self._wanted(operand.nbytes) for operand in by_item(each) if _writes(operand)]
+            self._behind[each.layer] = max([self._behind[each.layer], *wanted])
+        for layer in reversed(range(which.first, which.last)):
+            self._behind[layer] = max(self._behind[layer], self._behind[layer + 1])
+        self.add(forward)
+
+    def _wanted(self, nbytes: int) -> int:
+        """Of an array of so many bytes."""
+        if not self._largest:
+            return self.most
+        return next((number for number in self._may if nbytes <= self._largest * number), self.most)
+
+    def add(self, stretches: Sequence[_Stretch]) -> None:
+        """Say it of the arrays that these fill, after those before."""
+        for each in (each for stretch in stretches for each in stretch.inside):
+            for operand in by_item(each):
+                memory = operand.memory
+                if memory in self._of or memory not in self._absent or not _writes(operand):
+                    continue
+                number = max(self._wanted(operand.nbytes), self._behind[each.layer])
+                if memory in self._both or operand.nbytes % (ALIGNMENT * self.most):
+                    number = self.most
+                self._of[memory] = number
+
+    def of(self, memory: SyncedMemory) -> int | None:
+        """Of what is never whole; None of others."""
+        return self._of.get(memory)
+
+    def of_call(self, each: Call) -> int:
+        """Of a call."""
+        numbers = [self._of[operand.memory] for operand in by_item(each) if operand.memory in self._of]
+        return max(numbers, default=self._behind[each.layer])
+
+
+class _Divider(Divider):
+    """Makes the calls of slices, of which arrays and calls have different numbers."""
+
+    def __init__(
+        self, numbers: _Numbers, absent: Set[SyncedMemory], whole: Set[SyncedMemory], turned: Container[SyncedMemory]
+    ) -> None:
+        super().__init__(numbers.most, absent, whole, turned, divided, "slice")
+        self.numbers = numbers
+        self._slices: dict[tuple[int, int], Paused] = {}
+
+    def take(self, index: int, count: int) -> None:
+        """Of this slice of so many from now on."""
+        self.count = count
+        if (index, count) in self._slices:
+            self.resume(self._slices[index, count])
+            return
+        self.begin(index, own_copies=True)
+        self._made = {*self.absent}  # each is filled before it is read, if by calls of other slices
+        self._slices[index, count] = self.pause()
+
+    def on_piece(self, operand: Operand) -> Operand:
+        index, count = self._index, self.count
+        number = self.numbers.of(operand.memory) or count
+        if number == count:
+            return super().on_piece(operand)
+        parts = count // number
+        self.take(index // parts, number)
+        piece = super().on_piece(operand)
+        self.take(index, count)
+        return dataclasses.replace(piece, shape=self._shape(operand.shape), part=(index % parts, parts))
+
+
 class _Slices:
     """Makes the calls of slices.
 
@@ -393,12 +489,9 @@ class _Slices:
         origin: id of a call of a slice -> id of the call that it is of.
     """
 
-    def __init__(self, divider: Divider, whole: Set[SyncedMemory]) -> None:
+    def __init__(self, divider: _Divider, whole: Set[SyncedMemory]) -> None:
         self._divider, self._whole, self.origin = divider, whole, dict[int, int]()
-        self._slices: list[Paused] = []
-        for index in range(divider.count):
-            divider.begin(index, own_copies=True)
-            self._slices.append(divider.pause())
+        self._filled = set[tuple[SyncedMemory, tuple[int, int]]]()  # parts of slices
 
     def calls(self, stretches: Iterable[_Stretch], written: Set[SyncedMemory]) -> list[Call]:
         """The calls of all slices, stretch by stretch, after others that have written these."""
@@ -406,16 +499,38 @@ class _Slices:
         for stretch in stretches:
             there = self._whole & written
             written = written | {memory for each in stretch.inside for memory in each.written_memories()}
-            for index, slice_ in enumerate(self._slices):
-                self._divider.resume(slice_)
-                for each in stretch.inside:
-                    made = self._divider.calls(each)
-                    made[-1] = _amid(_summing(made[-1], index, self._divider.count), there)
-                    self.origin[id(made[-1])] = id(each)
-                    result += made
-                self._slices[index] = self._divider.pause()
+            for each, index, count in self._in_turn(stretch.inside, 0, 0):
+                self._divider.take(index, count)
+                made = self._divider.calls(each)
+                made[-1] = _amid(_summing(made[-1], index, count), there | self._amid_parts(made[-1]))
+                self.origin[id(made[-1])] = id(each)
+                result += made
             result += stretch.after
         return result
+
+    def _in_turn(self, calls: Sequence[Call], index: int, count: int) -> Iterator[tuple[Call, int, int]]:
+        """The calls, each with a slice of so many, for such a slice; of all if there are none: those next to each other
+        that are in more slices one slice after the other."""
+        for here, group in groupby(calls, lambda each: self._divider.numbers.of_call(each) == count):
+            some = [*group]
+            if here:
+                yield from ((each, index, count) for each in some)
+                continue
+            finer = min(map(self._divider.numbers.of_call, some))
+            first = index * finer // max(count, 1)
+            for at in range(first, first + finer // max(count, 1)):
+                yield from self._in_turn(some, at, finer)
+
+    def _amid_parts(self, each: Call) -> set[SyncedMemory]:
+        """The memories of which the call fills a part that had something in it."""
+        parts = {
+            (operand.memory, operand.part)
+            for operand in each.present()
+            if operand.part is not None and operand.intent is Intent.OVERWRITE and operand.memory not in self._whole
+        }
+        again = {memory for memory, part in parts & self._filled}
+        self._filled |= parts
+        return again
 
 
 def _amid(each: Call, there: Set[SyncedMemory]) -> Call:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.memory.blob import Blob
+from blobmem.net.plan.heirs import IN_PLACE
 from blobmem.net.plan.uses import Remade, Uses, lie_alike, traffic
 from blobmem.ops.call import Call, Operand, overwrite, placed, redirected
 
@@ -73,9 +74,11 @@ class Again:
         free: memories that nobody reads but these calls.
         ops: those of the device.
         layers: the calls of the pass as layers have them, if these are others.
+        pieces: memories of slices of the batch, which calls of smaller slices may fill, or read, part by part.
 
     Attributes:
-        uses, free, ops: as given.
+        uses, free, ops, pieces: as given.
+        before: of a call of forward that fills a part of such, behind the first, the one that fills the part before.
         calls: those of forward as they run again.
         may: positions of the calls of forward that may run again.
         offers: memories that backward reads, and which may be made anew for it.
@@ -83,18 +86,22 @@ class Again:
     """
 
     def __init__(
-        self, uses: Uses, free: Container[SyncedMemory], ops: Mapping[str, Any], layers: Sequence[Call] = ()
-    ) -> None:
-        self.uses, self.free, self.ops = uses, free, ops
+        self, uses: Uses, free: Container[SyncedMemory], ops: Mapping[str, Any], layers: Sequence[Call] = (),
+        pieces: Container[SyncedMemory] = (),
+    ) -> None:  # fmt: skip
+        self.uses, self.free, self.ops, self.pieces = uses, free, ops, pieces
         self._layers = layers or (*uses.forward, *uses.backward)
         self._gives = "batch_norm_given" in ops
         self.calls = [self.call(each) for each in uses.forward]
-        self._whole = _whole([*uses.forward, *uses.backward])
+        self._whole = _whole([*uses.forward, *uses.backward], pieces)
+        self.before = self._in_parts()
         self.held: Collection[SyncedMemory] = ()
         self.may: set[int] = set()
         for at, each in enumerate(uses.forward):
-            if self._is_pure(each, ops) and all(
-                self.maker(memory, at) in self.may or self._stays(memory, at) for memory in _read(each)
+            if (
+                self._is_pure(each, ops)
+                and all(self.maker(memory, at) in self.may or self._stays(memory, at) for memory in _read(each))
+                and self.before.get(at, at) in (at, *self.may)
             ):
                 self.may.add(at)
         self.offers = [memory for memory in uses.read if self._is_offered(memory)]
@@ -122,6 +129,21 @@ class Again:
             for at, operand in enumerate(each.operands)
         )
 
+    def _in_parts(self) -> dict[int, int]:
+        """The `before`; what is filled part by part otherwise than by calls next to each other is not whole."""
+        result = dict[int, int]()
+        for memory in [memory for memory in self.uses.written if memory in self.pieces]:
+            last, following = -1, 0
+            for at in self.uses.written[memory]:
+                part = next(each for each in self.uses.forward[at].present() if _writes(each, memory)).part
+                index, count = part or (0, 1)
+                if index != following:
+                    self._whole[memory] = None
+                elif index:
+                    result[at] = last
+                last, following = at, (index + 1) % count
+        return result
+
     def _stays(self, memory: SyncedMemory, at: int) -> bool:
         """Whether backward finds, or could find, there what call `at` of forward does."""
         last = self.uses.last_write(memory)
@@ -147,6 +169,16 @@ class Again:
         """What call `at` of forward, as it runs again, reads of what it has written itself."""
         each = self.uses.forward[at]
         return [operand.memory for operand in _statistics(each)] if self._gives else []
+
+    def may_take_place(self, at: int) -> bool:
+        """Whether call `at` of forward may make its output in an array that it reads."""
+        each = self.uses.forward[at]
+        return each.op in IN_PLACE and all(operand.part is None for operand in each.present())
+
+    def nbytes(self, operand: Operand) -> int:
+        """The bytes of an operand, or of the array that it is a part of."""
+        parts = operand.part[1] if operand.part is not None and operand.memory in self.pieces else 1
+        return parts * operand.nbytes
 
     def kept(self, memory: SyncedMemory, at: int, wanted: Container[SyncedMemory]) -> bool:
         """Whether call `at`, as it runs again, reads what forward has left in the memory: not if it is made anew."""
@@ -238,6 +270,7 @@ class Rerun:
             at = waiting.pop()
             if at not in self.runs:
                 self.runs[at] = {again.maker(memory, at) for memory in self._made(at)}
+                self.runs[at].update([again.before[at]] if at in again.before else [])
                 waiting += self.runs[at]
         self.runs = dict(sorted(self.runs.items()))
         self._users: dict[SyncedMemory, list[int]] = defaultdict(list)  # of what is made, who reads it as it is made
@@ -333,7 +366,7 @@ class Rerun:
     def _lends(self, at: int, memory: SyncedMemory) -> SyncedMemory | None:
         """What is made for call `at` alone, the first to make `memory`, and may be made in its array."""
         each = self._call(at)
-        if each.op not in _TAKES_PLACE or each.operand(-1).memory is not memory:
+        if each.op not in _TAKES_PLACE or each.operand(-1).memory is not memory or each.operand(-1).part is not None:
             return None
         for source in sorted(self._made(at), key=lambda each: -self.again.maker(each, at)):  # may run as one with it
             users = [user for user in self._users[source] if source not in self._makes(user)]
@@ -348,7 +381,8 @@ class Rerun:
         made = {*self._made(at)}
         for operand, written in zip(self._call(at).operands, self._written(at), strict=True):
             if written is not None:
-                operands.append(overwrite(arrays[written.memory], written.op_shape))
+                made_in = overwrite(arrays[written.memory], written.op_shape)
+                operands.append(dataclasses.replace(made_in, part=written.part))
             elif operand is None or operand.intent is not Intent.READ:
                 operands.append(None)
             elif operand.memory in made:
@@ -369,6 +403,9 @@ class Rerun:
         for at in self.runs:
             each, made = self._call(at), {*self._made(at)}
             run, start, draws = {at}, self._origin(at), each.attributes.get("draws") is not None
+            if at in self.again.before:
+                others, first, drawn = makers[self.again.before[at]]
+                run, start, draws = run | others, min(start, first), draws or drawn
             for memory in _read(each):
                 before = self.again.maker(memory, at)
                 if memory in made and (memory not in self.wanted or memory in self._makes(at)):
@@ -503,10 +540,16 @@ def _read(each: Call) -> Iterator[SyncedMemory]:
     return (operand.memory for operand in each.present() if operand.intent is Intent.READ)
 
 
-def _whole(calls: Sequence[Call]) -> dict[SyncedMemory, Operand | None]:
-    """Of each memory an operand that is all of it; None where there are others."""
+def _writes(operand: Operand, memory: SyncedMemory) -> bool:
+    return operand.memory is memory and operand.intent is not Intent.READ
+
+
+def _whole(calls: Sequence[Call], pieces: Container[SyncedMemory]) -> dict[SyncedMemory, Operand | None]:
+    """Of each memory an operand that is all of it; None where there are others, but for parts of `pieces`."""
     found: dict[SyncedMemory, Operand | None] = {}
     for operand in (operand for each in calls for operand in each.present()):
+        if operand.part is not None and operand.memory in pieces:
+            operand = dataclasses.replace(operand, part=None, shape=None)
         before = found.setdefault(operand.memory, operand)
         if operand.diff or operand.part is not None or not lie_alike(before, operand):
             found[operand.memory] = None

@@ -29,7 +29,6 @@ from blobmem.memory.views import ALIGNMENT
 from blobmem.net.fusion import groups
 from blobmem.net.plan.again import NORMS, OPTIONAL, Again, by_one
 from blobmem.net.plan.evict import Candidate, loads
-from blobmem.net.plan.heirs import IN_PLACE
 from blobmem.net.plan.liveness import Lifetime
 from blobmem.net.plan.places import Draft
 from blobmem.net.plan.times import COPIES, Times
@@ -236,7 +235,7 @@ class Pass:
     def _written(self, at: int) -> list[tuple[SyncedMemory, int, bool]]:
         each = self.again.uses.forward[at]
         return [
-            (operand.memory, operand.nbytes, OPTIONAL.get(str(each.op)) == place)
+            (operand.memory, self.again.nbytes(operand), OPTIONAL.get(str(each.op)) == place)
             for place, operand in enumerate(each.operands)
             if operand is not None and operand.intent is Intent.OVERWRITE
         ]
@@ -272,6 +271,9 @@ class Pass:
             known = made == again.uses.last_write(source) and (source in self.arrays or source in self.held)
             other = None if same is None else same.memory
             result.append(_Input(source, made, again.kept(source, at, ()), other, known))
+        before = again.before.get(at)  # which has begun to fill what this goes on with
+        filled = (memory for memory, *_ in self.writes[at] if again.maker(memory, at) == before)
+        result += [] if before is None else [_Input(memory, before, False, None, False) for memory in filled]
         return result
 
     def _looks(self, at: int) -> int:
@@ -660,7 +662,7 @@ class _State:
         for at in runs:
             last.update(dict.fromkeys(whole.reads[at], at))
         for at in runs:
-            if whole.again.uses.forward[at].op in IN_PLACE:
+            if whole.again.may_take_place(at):
                 for memory in whole.reads[at]:
                     if memory not in made and last[memory] == at:
                         held.pop(memory, None)

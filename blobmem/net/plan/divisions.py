@@ -267,10 +267,12 @@ def runs_abreast(net: Net, room: int) -> list[Abreast]:
     inside = [each for each in calls if first <= each.layer <= last]
     largest = max((operand.nbytes for each in inside for operand in by_item(each)), default=0)
     counts = [count for count in slicer.counts(inside[0].layer) if count <= min(MOST_PARTS, CALLS // len(inside))]
-    number = next((count for count in counts if largest <= SMALL * room * count), max(counts, default=1))
-    wide = 1 << max(LEAST, int(SMALL * room)).bit_length() - 1  # a power of two: each size wants searches
+    small = int(SMALL * room)
+    number = next((count for count in counts if largest <= small * count), max(counts, default=1))
+    wide = 1 << max(LEAST, small).bit_length() - 1  # a power of two: each size wants searches
     scratch = wide if hasattr(net.device, "workspace_limit") else 0
-    return [Abreast(first, end, number, int(TWICE * room), scratch) for end in ends[:ENDS]] if number > 1 else []
+    twice = int(TWICE * room)
+    return [Abreast(first, end, number, twice, scratch, small) for end in ends[:ENDS]] if number > 1 else []
 
 
 def _slicer(net: Net, made: Made) -> Slicer:

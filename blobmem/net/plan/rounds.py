@@ -23,7 +23,6 @@ import numpy as np
 from blobmem.memory import SyncedMemory
 from blobmem.net.plan.again import NORMS, Round
 from blobmem.net.plan.choice import ANEW, LATE, Kind, Pass
-from blobmem.net.plan.heirs import IN_PLACE
 
 if TYPE_CHECKING:
     from blobmem.net.plan.walk import Tables
@@ -166,7 +165,7 @@ class _Numbered:
             np.array([*map(whole.times.copy_ms, size)], np.float64), np.array([*map(last, self.arrays)], np.int64),
             np.array(late, np.bool_), *behind_each_other(final.get(at, ()) for at in calls), take, take_of, write,
             write_of, *self._used(take), np.repeat(np.arange(len(forward)), np.diff(take_of)),
-            np.array([each.op in IN_PLACE for each in forward], np.bool_), np.array(whole.unit, np.int64),
+            np.array([*map(whole.again.may_take_place, calls)], np.bool_), np.array(whole.unit, np.int64),
             np.array(whole.least, np.float64), np.array(whole.scratch, np.int64),
             np.array([at in whole.joined for at in calls], np.bool_), len(self._number),
         )  # fmt: skip

@@ -334,9 +334,10 @@ def again_in(net: Net, made: Made) -> Again:
     """What could be made anew of these calls."""
     ops, passes = ops_of(net.device), (made.forward, made.backward)
     free, uses = net._free({*memories(chain(*passes))}), Uses(*passes, ops)
-    if made.again is not None:  # updates of parameters wait for all that reads these
-        uses.changed = made.again.uses.changed
-    return Again(uses, free, ops)
+    if made.again is None:
+        return Again(uses, free, ops)
+    uses.changed = made.again.uses.changed  # updates of parameters wait for all that reads these
+    return Again(uses, free, ops, pieces=made.again.pieces)
 
 
 def usual_ways(net: Net, again: Again, apart: Apart, bring: bool = True) -> Iterator[Way]:

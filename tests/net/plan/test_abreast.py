@@ -8,10 +8,11 @@ from cuda_devices import EXACT_GPU, needs_compiler
 from cuda_emulation import EmulatedCuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_nets import SPREAD, assert_same, conv, iterate, layer, loss, made, nets_at_random, norm
+from plan_nets import SPREAD, Choosing, assert_same, conv, iterate, layer, loss, made, nets_at_random, norm
 
 from blobmem import SimulatedDevice
 from blobmem.errors import OutOfDeviceMemory, SharedBlobError
+from blobmem.memory import Intent
 from blobmem.net.plan import levels
 from blobmem.net.plan.abreast import Abreast, run_about
 from blobmem.net.plan.places import draft
@@ -78,9 +79,9 @@ def make(request):
 def abreast(monkeypatch):
     """Lets nets take those layers in slices, whatever room there is."""
 
-    def take(number, twice=NEVER, first="c", last="zr"):
+    def take(number, twice=NEVER, first="c", last="zr", largest=0):
         def fit(net, usual):
-            net._abreast = Abreast(*map(net.layer_names.index, (first, last)), number, twice)
+            net._abreast = Abreast(*map(net.layer_names.index, (first, last)), number, twice, 0, largest)
             found = net._made(streams=1)
             assert found.sliced is not None and [run.number for run in found.sliced.runs] == [number]
             found.drawn = draft(net, found.schedules, found.kept)
@@ -107,10 +108,10 @@ def whole(text, make):
 
 
 @pytest.mark.parametrize("twice", [NEVER, 0, 1 << 13], ids=["once", "twice", "large ones twice"])
-@pytest.mark.parametrize("number", [2, 4])
-def test_numbers_are_those_of_the_whole_batch(make, abreast, number, twice):
+@pytest.mark.parametrize("number, largest", [(2, 0), (4, 0), (4, 1 << 12)], ids=["2", "4", "4 and 2"])
+def test_numbers_are_those_of_the_whole_batch(make, abreast, number, largest, twice):
     expected = whole(NET, make)
-    abreast(number, twice)
+    abreast(number, twice, largest=largest)
     net = made(NET, make(), "train")
     first = iterate(net)
     assert_close(first, expected)
@@ -147,8 +148,9 @@ EVEN = SPREAD.replace("dim: 3 dim: 2 dim: 6 dim: 5 } shape { dim: 3", "dim: 4 di
 @given(
     text=nets_at_random(data=EVEN, axis=1, shape="dim: 2 dim: 8 dim: 8"),
     twice=st.sampled_from([NEVER, 0, 1 << 10]), place=st.integers(0, 99), number=st.sampled_from([2, 4]),
+    largest=st.sampled_from([0, 1 << 10, 1 << 11, 1 << 12]),
 )  # fmt: skip
-def test_any_net_gives_the_numbers_of_the_whole_batch(text, twice, place, number):
+def test_any_net_gives_the_numbers_of_the_whole_batch(text, twice, place, number, largest):
     def fit(net, usual):
         emitted, ops = net._emitted_with({}), table(net.device.family)
         runs = {run_about(emitted.forward, emitted.backward, at, ops) for at in range(len(net.layer_names))}
@@ -156,7 +158,7 @@ def test_any_net_gives_the_numbers_of_the_whole_batch(text, twice, place, number
         if not runs:
             return usual
         run = runs[place % len(runs)]
-        net._abreast = Abreast(run.start, run.stop - 1 - place % 3, number, twice)
+        net._abreast = Abreast(run.start, run.stop - 1 - place % 3, number, twice, 0, largest)
         found = net._made(streams=1)
         found.drawn = draft(net, found.schedules, found.kept)
         return found
@@ -165,6 +167,27 @@ def test_any_net_gives_the_numbers_of_the_whole_batch(text, twice, place, number
         expected = iterate(made(text, SimulatedDevice(), "train"))
         patch.setattr(levels, "fit", fit)
         assert_close(iterate(made(text, SimulatedDevice(), "train")), expected)
+
+
+@pytest.mark.parametrize("rounds", [False, True], ids=["once", "rounds"])
+@pytest.mark.parametrize("part, seed", [(0.5, 0), (0.5, 1), (1, 2)])
+@pytest.mark.parametrize("twice", [NEVER, 0], ids=["once", "twice"])
+def test_slices_of_two_sizes_are_made_anew_to_the_same_bits(make, abreast, monkeypatch, twice, part, seed, rounds):
+    """Those that parts of others fill, too."""
+    abreast(4, twice, largest=1 << 12)
+    nets = [made(NET, make(), "train") for _ in range(2)]
+    traces = [[*iterate(nets[0]), *iterate(nets[0])]]
+    choosing = Choosing(monkeypatch, seed, part, rounds)
+    traces.append([*iterate(nets[1]), *iterate(nets[1])])
+    assert_same(*traces)
+    filled = {each.name for call in nets[0].compiled()[0].calls for each in parts_filled(call)}
+    assert filled and (part < 1 or filled <= {*choosing.again[-1]})
+
+
+def parts_filled(call):
+    """The slices of which a call fills a part."""
+    operands = [each for each in call.present() if each.part is not None and each.intent is Intent.OVERWRITE]
+    return [each.memory for each in operands if "(slice" in each.memory.name]
 
 
 # -------------------------------------------------------------------- under a limit

@@ -1,13 +1,11 @@
 """Arrays that backward makes anew by any calls of forward: the same bits, and what is not kept for it."""
 
-import random
-
 import pytest
 from cuda_devices import DEVICES, needs_compiler
 from cuda_emulation import EmulatedCuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_nets import DATA, ask_at_random, assert_same, conv, iterate, layer, loss, made, nets_at_random
+from plan_nets import DATA, Choosing, ask_at_random, assert_same, conv, iterate, layer, loss, made, nets_at_random
 
 from blobmem import SharedBlobError, SimulatedDevice
 from blobmem.net.compilation import Compilation
@@ -24,40 +22,6 @@ NORMED = (
     conv("c", "data") + layer("BatchNorm", "n", "c", "c") + layer("Scale", "s", "c", "c", SHIFTED)
     + layer("ReLU", "r", "c", "c") + conv("e", "c") + loss("e")
 )  # fmt: skip
-
-
-def rounds_at_random(rng, again, wanted):
-    """Rounds in which some of these are made anew more than once, and some that are not needed yet."""
-    read, gone, rounds = again.uses.read, {*wanted}, []
-    for at in sorted({at for memory in wanted for at in read.get(memory, ())}):
-        gone |= {memory for memory in wanted if rng.random() < 0.5}
-        needed = [memory for memory in wanted if memory in gone and at in read.get(memory, ())]
-        if needed:
-            made = {*needed, *(memory for memory in sorted(gone, key=wanted.index) if rng.random() < 0.2)}
-            rounds.append(Round(needed[0], read[needed[0]].index(at), made, {*gone}))
-            gone -= made
-    return rounds
-
-
-class Choosing:
-    """Lets nets make a part of what they could anew, at random, once or in rounds."""
-
-    def __init__(self, patch, seed, part, rounds=False):
-        self.recompute, self.random, self.part, self.again = Compilation._recompute, random.Random(seed), part, []
-        self.rounds = rounds
-        patch.setattr(Compilation, "_recompute", lambda net, *calls: self(net, *calls))
-
-    def __call__(self, net, emitted, less):
-        if net.memory == "keep" or less is not None:
-            return self.recompute(net, emitted, less)
-        again = emitted.again
-        wanted = [memory for memory in again.offers if self.random.random() < self.part]
-        self.again.append([memory.name for memory in wanted])
-        held = [memory for memory in again.bridges() if self.random.random() < self.part]
-        less = Less(wanted, held)
-        if self.rounds:
-            less = Less((), held, rounds_at_random(self.random, again, [*wanted, *held]))
-        return self.recompute(net, emitted, less)
 
 
 @pytest.fixture(params=DEVICES)
