@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.dtypes import exact
+from blobmem.dtypes import exact, is_half
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import THREADS, Kernels
 
@@ -43,9 +43,10 @@ def _plan(shape: channels.Folded, dtype: np.dtype) -> _Plan:
     if inner > 1 or count == 1:
         parts = channels.splits(shape)
         return _Plan(parts, parts * count, 0, 0)
-    pack = 16 // dtype.itemsize
+    half = is_half(dtype)
+    pack = (8 if half else 16) // dtype.itemsize  # a LOT of the kernels
     small = outer * count * dtype.itemsize <= _SMALL
-    lots, widest = (count // pack, 3 if small else 5) if count % pack == 0 else (count, 5)
+    lots, widest = (count // pack, 3 + half if small else 5) if count % pack == 0 else (count, 5)
     width = 1 << min(widest, (lots - 1).bit_length())
     groups = -(-lots // width)
     each = outer * width // THREADS  # rows of a thread if one block takes all

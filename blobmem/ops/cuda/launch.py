@@ -9,7 +9,7 @@ from blobmem.devices.cuda.array import CudaArray
 
 THREADS = 256
 _MOST_BLOCKS = 2048  # in a launch whose threads go over their elements in strides: fills any card several times
-_RUN, _LONGEST = 16, 64  # elements of a thread of `chunks`, about: in small arrays, and in large ones
+_RUN, _LONGEST = 16, 64  # elements of a thread of `chunks`: as many times the former as it takes, up to the latter
 
 
 class Kernels:
@@ -42,11 +42,12 @@ class Kernels:
             like.device.kernel(self.source, name, like.dtype)(_grid(size, 4), THREADS, (*arrays, size, *numbers))
 
     def chunks(self, like: CudaArray, name: str, n: int, *arguments: Any) -> None:
-        """`run` for kernels whose blocks each take a run of the `n` elements (source/channel_maps.cuh): as many blocks
-        as of `over` with _RUN for `each`, and more where threads would take more than _LONGEST elements."""
+        """`run` for kernels whose blocks each take a run of the `n` elements (source/channel_maps.cuh). Threads take
+        what they have on their way at once, so often that there are no more blocks than of `over`, or _LONGEST."""
         if n:
-            blocks = max(_grid(n, _RUN)[0], -(-n // (THREADS * _LONGEST)))
-            like.device.kernel(self.source, name, like.dtype)((blocks, 1, 1), THREADS, arguments)
+            often = -(-n // (_MOST_BLOCKS * THREADS * _RUN))
+            each = min(_LONGEST, often * _RUN)
+            like.device.kernel(self.source, name, like.dtype)((-(-n // (THREADS * each)), 1, 1), THREADS, arguments)
 
 
 def _grid(n: int, each: int) -> tuple[int, int, int]:

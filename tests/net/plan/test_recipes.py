@@ -122,7 +122,7 @@ SLOW, FAST = 1e6, 1e12
         ("chain", 0.6, SLOW, False, {"anew"}),
         ("chain", 0.1, SLOW, False, {"rounds", "away"}),
         ("wide", 0.2, FAST, True, {"state", "anew"}),
-        ("large", 0.3, 1e10, True, {"state", "division", "moves"}),
+        ("large", 0.35, 1e10, True, {"state", "division", "moves"}),
         ("large", 0.2, SLOW, False, {"division"}),
         ("norms", 0.02, SLOW, False, {"abreast", "rounds"}),
     ],

@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256)
   all_moments(x, to, outer, inner);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     forward_moments_columns(const D *x, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
                             void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction,
                             int width) {
@@ -81,14 +81,14 @@ struct Normalize {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     forward_map(const D *x, D *y, D *xhat, const void *factors, const D *gamma, const D *beta, i64 n, i64 channels,
                 i64 inner, int relu) {
   Normalize map = {x, y, xhat, (const Factors *)factors, {gamma, beta, relu}, 0};
   map_channels(map, n, channels, inner, aligned(x) && aligned(y) && aligned(xhat), true);
 }
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     forward_map_joined(const D *x, D *y, D *xhat, const D *gamma, const D *beta, int relu, i64 chunks, int width, T *mean,
                        T *inv_std, T *running_mean, T *running_var, T *factor, double *parts, void *factors, i64 outer,
                        i64 channels, i64 inner, i64 splits, double eps, double fraction) {
@@ -106,7 +106,7 @@ struct NormalizeGiven : Normalize {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     given_map(const D *x, D *y, D *xhat, const T *mean, const T *inv_std, const D *gamma, const D *beta, i64 n,
               i64 channels, i64 inner, int relu) {
   NormalizeGiven map = {{x, y, xhat, nullptr, {gamma, beta, relu}, 0}, mean, mean + channels, inv_std};
@@ -130,14 +130,14 @@ template <class N> struct NormalizeSum {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { one.template store<W>(i, v); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     forward_sum_map(const D *x, const D *b, D *y, D *xhat, const void *factors, const D *gamma, const D *beta, i64 n,
                     i64 channels, i64 inner, T slope) {
   NormalizeSum<Normalize> map = {{x, y, xhat, (const Factors *)factors, {gamma, beta, 0}, 0}, b, slope};
   map_channels(map, n, channels, inner, aligned(x) && aligned(b) && aligned(y) && aligned(xhat), true);
 }
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     given_sum_map(const D *x, const D *b, D *y, D *xhat, const T *mean, const T *inv_std, const D *gamma,
                   const D *beta, i64 n, i64 channels, i64 inner, T slope) {
   NormalizeGiven one = {{x, y, xhat, nullptr, {gamma, beta, 0}, 0}, mean, mean + channels, inv_std};
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(256, CROWD(4))
   map_channels(map, n, channels, inner, aligned(x) && aligned(b) && aligned(y) && aligned(xhat), true);
 }
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     forward_sum_map_joined(const D *x, const D *b, D *y, D *xhat, const D *gamma, const D *beta, T slope, i64 chunks,
                            int width, T *mean, T *inv_std, T *running_mean, T *running_var, T *factor, double *parts,
                            void *factors, i64 outer, i64 channels, i64 inner, i64 splits, double eps, double fraction) {
@@ -177,7 +177,7 @@ struct Running {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lot<W> &v) const { ::store<W>(y, i, v); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     batch_norm_inference(const D *x, D *y, const T *mean, const T *var, const T *factor, const D *gamma, const D *beta,
                          i64 n, i64 channels, i64 inner, double eps, int relu) {
   Running map = {x, gamma, beta, mean, var, y, factor[0] != 0 ? 1 / factor[0] : (T)0, (T)eps, relu};
@@ -203,7 +203,7 @@ struct SumRunning {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     sum_inference(const D *a, const D *b, D *total, D *y, const T *mean, const T *var, const T *factor, const D *gamma,
                   const D *beta, i64 n, i64 channels, i64 inner, double eps, int relu) {
   Running one = {a, gamma, beta, mean, var, y, factor[0] != 0 ? 1 / factor[0] : (T)0, (T)eps, relu};

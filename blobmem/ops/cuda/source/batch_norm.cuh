@@ -46,12 +46,12 @@ template <class S, class F>
 __device__ __forceinline__ void map_joined(S to, i64 outer, i64 chunks, int width, F make) {
   __shared__ double shared[COLUMN_THREADS];
   __shared__ Factors found[COLUMN_THREADS];
-  ColumnBlock<PACK> block((i64)gridDim.x - 1 - blockIdx.x, outer, to.channels, chunks, width);
+  ColumnBlock<LOT> block((i64)gridDim.x - 1 - blockIdx.x, outer, to.channels, chunks, width);
   Factors factors = to.join(block, shared);
-  if (threadIdx.x < width * PACK) found[threadIdx.x] = factors;
+  if (threadIdx.x < width * LOT) found[threadIdx.x] = factors;
   __syncthreads();
   if (!block.inside) return;
-  auto map = make(found, block.group * width * PACK);
+  auto map = make(found, block.group * width * LOT);
   Columns<decltype(map)> order(map, block.c);
-  map_packs(map, order, block.at, block.stop * to.channels, block.step_at);
+  map_lots(map, order, block.at, block.stop * to.channels, block.step_at);
 }

@@ -96,9 +96,9 @@ __device__ __forceinline__ void column_moments(const D *x, To to, i64 outer, int
 }
 
 template <class To> __device__ __forceinline__ void all_column_moments(const D *x, To to, i64 outer, int width) {
-  __shared__ double shared[COLUMN_THREADS * PACK];
-  if (to.channels % PACK == 0)
-    column_moments<PACK>(x, to, outer, width, shared);
+  __shared__ double shared[COLUMN_THREADS * LOT];
+  if (to.channels % LOT == 0)
+    column_moments<LOT>(x, to, outer, width, shared);
   else
     column_moments<1>(x, to, outer, width, shared);
 }

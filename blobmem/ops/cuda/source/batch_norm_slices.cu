@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(256)
   all_moments(x, to, outer, inner);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     gathered_moments_columns(const D *x, double *moments, double *parts, void *factors, i64 outer, i64 channels,
                              i64 inner, i64 splits, double before, int width) {
   GATHERED_MOMENTS;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(256)
   all_sums(Given{xhat, dy}, to, outer, inner);
 }
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     gathered_sums_columns(const D *xhat, const D *dy, const D *gamma, const D *beta, double *sums, double *parts,
                           void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu, int first,
                           int width) {
@@ -100,7 +100,7 @@ struct GradientGiven : Gradient {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     backward_given_map(const D *xhat, const D *dy, D *dx, const T *inv_std, const D *gamma, const D *beta,
                        const double *sums, double share, i64 n, i64 channels, i64 inner, int relu) {
   GradientGiven map = {{xhat, dy, dx, nullptr, {gamma, beta, relu}, 0}, inv_std, sums, share, channels};

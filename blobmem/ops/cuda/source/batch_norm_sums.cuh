@@ -40,9 +40,10 @@ __device__ __forceinline__ void put_sums(const To &to, i64 c, i64 s, double plai
     to.keep_part(c, s, plain, along);
 }
 
-// What sums are taken of: the gradient of y, and xhat. GROUP loads are in flight at once where channels have runs.
+// What sums are taken of: the gradient of y, and xhat. GROUP loads are in flight at once where channels have runs, of
+// columns ROWS.
 struct Given {
-  enum { GROUP = 4 };
+  enum { GROUP = 4, ROWS = 2 * PACK / LOT };
   template <int W> using Loaded = Lots<W>;
   const D *xhat, *dy;
   template <int W> __device__ __forceinline__ Lots<W> load(i64 at) const { return ::load<W>(dy, xhat, at); }
@@ -101,9 +102,13 @@ __device__ __forceinline__ void column_sums(S source, To to, i64 outer, int widt
       along[k] += g * lots.b.at[k];
     }
   };
-  block.template each<2>(
+  block.template each<S::ROWS>(
       [=](i64 at) { return source.template load<W>(at); },
-      [&](const typename S::template Loaded<W>(&rows)[2]) { put_one(rows[0]), put_one(rows[1]); }, put_one);
+      [&](const typename S::template Loaded<W>(&rows)[S::ROWS]) {
+        put_one(rows[0]), put_one(rows[1]);
+        if (S::ROWS == 4) put_one(rows[S::ROWS - 2]), put_one(rows[S::ROWS - 1]);
+      },
+      put_one);
   double all[W], all_along[W];
 #pragma unroll
   for (int k = 0; k < W; k++) all[k] = plain[k], all_along[k] = along[k];
@@ -117,9 +122,9 @@ __device__ __forceinline__ void column_sums(S source, To to, i64 outer, int widt
 
 template <class S, class To>
 __device__ __forceinline__ void all_column_sums(S source, To to, i64 outer, int width) {
-  __shared__ double shared[COLUMN_THREADS * PACK];
-  if (to.channels % PACK == 0)
-    column_sums<PACK>(source, to, outer, width, shared);
+  __shared__ double shared[COLUMN_THREADS * LOT];
+  if (to.channels % LOT == 0)
+    column_sums<LOT>(source, to, outer, width, shared);
   else
     column_sums<1>(source, to, outer, width, shared);
 }

@@ -43,12 +43,12 @@ __device__ __forceinline__ bool is_short(i64 n) { return n >> 30 == 0; }
 
 // A map says what it does by these members, `At` being what it knows of a channel (its factors, say):
 //   At at(i64 c)                      for a channel
-//   GROUP                             how many packs of a thread are on their way at once
+//   GROUP                             how many lots of a thread are on their way at once
 //   load<W>(i64 i)                    what it reads of W elements, aligned to them where W is not 1
 //   apply(At at, values, int j)       on element j of what was loaded
 //   store<W>(i64 i, values)
 
-// Packs that lie in one channel, or reach into the next one; inner is PACK or more.
+// Lots that lie in one channel, or reach into the next one; inner is LOT or more.
 template <class M> struct Runs {
   M &map;
   Place place;
@@ -62,19 +62,19 @@ template <class M> struct Runs {
       now = map.at(last);
     }
     u32 left = place.inner - place.in;
-    if (left >= PACK) {
+    if (left >= LOT) {
 #pragma unroll
-      for (int j = 0; j < PACK; j++) map.apply(now, values, j);
+      for (int j = 0; j < LOT; j++) map.apply(now, values, j);
     } else {
       typename M::At then = map.at(last + 1 == place.channels ? 0 : last + 1);
 #pragma unroll
-      for (int j = 0; j < PACK; j++) map.apply(j < left ? now : then, values, j);
+      for (int j = 0; j < LOT; j++) map.apply(j < left ? now : then, values, j);
     }
     place.next();
   }
 };
 
-// Packs of all else: runs shorter than a pack, and very long ones.
+// Lots of all else: runs shorter than a lot, and very long ones.
 template <class M> struct Mixed {
   M &map;
   i64 i, step, channels, inner;
@@ -83,68 +83,68 @@ template <class M> struct Mixed {
   template <class V> __device__ __forceinline__ void apply(V &values) {
     Channel at(i, channels, inner);
 #pragma unroll
-    for (int j = 0; j < PACK; j++, at.next()) map.apply(map.at(at.c), values, j);
+    for (int j = 0; j < LOT; j++, at.next()) map.apply(map.at(at.c), values, j);
     i += step;
   }
 };
 
-// The packs at first, first + step, ... below stop, all offsets of elements. A store may alias a load, for all the compiler
+// The lots at first, first + step, ... below stop, all offsets of elements. A store may alias a load, for all the compiler
 // knows, so that it cannot arrange by itself for several loads to be on their way.
 template <class M, class O>
-__device__ __forceinline__ void map_packs(M &map, O &order, i64 first, i64 stop, i64 step) {
+__device__ __forceinline__ void map_lots(M &map, O &order, i64 first, i64 stop, i64 step) {
   i64 i = first;
 #pragma unroll 1
   for (; i + (M::GROUP - 1) * step < stop; i += M::GROUP * step) {
-    decltype(map.template load<PACK>(i)) values[M::GROUP];
+    decltype(map.template load<LOT>(i)) values[M::GROUP];
 #pragma unroll
-    for (int k = 0; k < M::GROUP; k++) values[k] = map.template load<PACK>(i + k * step);
+    for (int k = 0; k < M::GROUP; k++) values[k] = map.template load<LOT>(i + k * step);
 #pragma unroll
     for (int k = 0; k < M::GROUP; k++) {
       order.apply(values[k]);
-      map.template store<PACK>(i + k * step, values[k]);
+      map.template store<LOT>(i + k * step, values[k]);
     }
   }
 #pragma unroll 1
   for (; i < stop; i += step) {
-    auto values = map.template load<PACK>(i);
+    auto values = map.template load<LOT>(i);
     order.apply(values);
-    map.template store<PACK>(i, values);
+    map.template store<LOT>(i, values);
   }
 }
 
-// A block takes consecutive packs.
+// A block takes consecutive lots.
 template <template <class> class Order, class M>
-__device__ __forceinline__ void map_chunk(M &map, i64 block, i64 packs, i64 channels, i64 inner) {
-  i64 rounds = quotient(packs + (i64)gridDim.x * blockDim.x - 1, (i64)gridDim.x * blockDim.x);
+__device__ __forceinline__ void map_chunk(M &map, i64 block, i64 lots, i64 channels, i64 inner) {
+  i64 rounds = quotient(lots + (i64)gridDim.x * blockDim.x - 1, (i64)gridDim.x * blockDim.x);
   i64 first = block * rounds * blockDim.x, stop = first + rounds * blockDim.x, step = blockDim.x;
-  if (stop > packs) stop = packs;
+  if (stop > lots) stop = lots;
   first += threadIdx.x;
   if (first >= stop) return;
-  Order<M> order(map, first * PACK, step * PACK, channels, inner);
-  map_packs(map, order, first * PACK, stop * PACK, step * PACK);
+  Order<M> order(map, first * LOT, step * LOT, channels, inner);
+  map_lots(map, order, first * LOT, stop * LOT, step * LOT);
 }
 
-// Packs of neighbouring channels, always the same ones for a thread.
+// Lots of neighbouring channels, always the same ones for a thread.
 template <class M> struct Columns {
   M &map;
-  typename M::At now[PACK];
+  typename M::At now[LOT];
   __device__ __forceinline__ Columns(M &map, i64 c) : map(map) {
 #pragma unroll
-    for (int j = 0; j < PACK; j++) now[j] = map.at(c + j);
+    for (int j = 0; j < LOT; j++) now[j] = map.at(c + j);
   }
   template <class V> __device__ __forceinline__ void apply(V &values) {
 #pragma unroll
-    for (int j = 0; j < PACK; j++) map.apply(now[j], values, j);
+    for (int j = 0; j < LOT; j++) map.apply(now[j], values, j);
   }
 };
 
-// inner is 1 and channels make whole packs: a block takes consecutive rows, or if they are long a part of them.
+// inner is 1 and channels make whole lots: a block takes consecutive rows, or if they are long a part of them.
 struct Table {
   u32 lots, groups;
   i64 rows;
   __device__ __forceinline__ Table(i64 n, i64 channels, i64 inner) : lots(0), groups(0), rows(0) {
-    if (inner != 1 || channels % PACK != 0 || !is_short(channels)) return;
-    lots = (u32)(channels / PACK);
+    if (inner != 1 || channels % LOT != 0 || !is_short(channels)) return;
+    lots = (u32)(channels / LOT);
     groups = (lots + blockDim.x - 1) / blockDim.x;
     rows = quotient(n, channels);
   }
@@ -161,27 +161,27 @@ template <class M> __device__ __forceinline__ void map_columns(M &map, i64 block
   i64 each = quotient(table.rows + chunks - 1, chunks), first = chunk * each + row, stop = chunk * each + each;
   if (stop > table.rows) stop = table.rows;
   if (chunk >= chunks || row >= abreast || lot >= table.lots || first >= stop) return;
-  i64 c = (i64)lot * PACK;
+  i64 c = (i64)lot * LOT;
   Columns<M> order(map, c);
-  map_packs(map, order, first * channels + c, stop * channels, abreast * channels);
+  map_lots(map, order, first * channels + c, stop * channels, abreast * channels);
 }
 
-// A map over n elements, in packs if its arrays are aligned; where `backwards`, the first blocks take the last packs,
+// A map over n elements, in lots if its arrays are aligned; where `backwards`, the first blocks take the last lots,
 // which may still be in the cache.
 template <class M>
 __device__ __forceinline__ void map_channels(M &map, i64 n, i64 channels, i64 inner, bool packed,
                                              bool backwards = false) {
-  i64 packs = packed ? n / PACK : 0, block = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  i64 lots = packed ? n / LOT : 0, block = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   Table table(n, channels, inner);
-  if (inner >= PACK && is_short(inner) && is_short(channels))
-    map_chunk<Runs>(map, block, packs, channels, inner);
+  if (inner >= LOT && is_short(inner) && is_short(channels))
+    map_chunk<Runs>(map, block, lots, channels, inner);
   else if (packed && table.fits(n, channels))
     map_columns(map, block, table, channels);
   else
-    map_chunk<Mixed>(map, block, packs, channels, inner);
+    map_chunk<Mixed>(map, block, lots, channels, inner);
 #pragma unroll 1
-  FOR(k, n - packs * PACK) {
-    i64 i = packs * PACK + k;
+  FOR(k, n - lots * LOT) {
+    i64 i = lots * LOT + k;
     auto one = map.template load<1>(i);
     map.apply(map.at(Channel(i, channels, inner).c), one, 0);
     map.template store<1>(i, one);

@@ -72,6 +72,14 @@ struct Dims { i64 at[8]; };  // up to eight numbers by value: shapes, strides, o
 struct __align__(16) Pack { D at[16 / sizeof(D)]; };
 #define PACK ((int)(16 / sizeof(D)))
 
+// So many numbers at a time takes a thread that has factors, or sums, for each of their channels. As many halves as floats:
+// of a pack of them there would be registers for half as many threads.
+#ifdef HALVES
+#define LOT (PACK / 2)
+#else
+#define LOT PACK
+#endif
+
 // W numbers, loaded and stored at once, whatever arrays hold them as; the addresses are multiples of as many.
 template <int W> struct __align__(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Lot { T at[W]; };
 

@@ -28,7 +28,7 @@ struct ScaledSum {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lots<W> &v) const { ::store<W>(y, i, v.a); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     scale_sum_relu(const D *a, const D *gamma_a, const D *beta_a, const D *b, const D *gamma_b, const D *beta_b, D *y,
                    i64 n, i64 channels, i64 inner, T slope) {
   ScaledSum map = {a, gamma_a, beta_a, b, gamma_b, beta_b, y, slope};

@@ -18,7 +18,7 @@ struct Affine {
   template <int W> __device__ __forceinline__ void store(i64 i, const Lot<W> &v) const { ::store<W>(y, i, v); }
 };
 
-extern "C" __global__ void __launch_bounds__(256, CROWD(4))
+extern "C" __global__ void __launch_bounds__(256, 4)
     affine(const D *x, const D *times, const D *plus, D *y, i64 n, i64 channels, i64 inner, int relu) {
   Affine map = {x, times, plus, y, relu};
   map_channels(map, n, channels, inner, aligned(x) && aligned(y));
