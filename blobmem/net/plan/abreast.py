@@ -47,6 +47,10 @@ _ENDS = (MOMENTS, "batch_norm_settle")
 _BEGIN_GRADIENT = ("relu_backward", "scale_backward_beta", "scale_backward_gamma")
 
 
+PARTS, EACH = 68_000, 64
+"""So many parts of all channels have sums of their own, of so many numbers or more each."""
+
+
 class Abreast(NamedTuple):
     """Which layers take the batch in slices abreast, and how.
 
@@ -103,7 +107,7 @@ def abreast(
     ahead, back = _within(forward, which), _within(backward, which)
     if not ahead:
         return None
-    up, down = _Up(which), _Down()
+    up, down = _Up(which), _Down(which)
     for each in forward[ahead.start : ahead.stop]:
         up.add(each)
     up.end()
@@ -189,7 +193,8 @@ class _Stretches:
         sums: of batch norms, which slices add to one after the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, which: Abreast) -> None:
+        self._which = which
         self.stretches, self.sums = [_Stretch([], [])], list[Blob]()
 
     @property
@@ -198,9 +203,13 @@ class _Stretches:
         return self.sums
 
     def _sums_of(self, norm: Call, what: str) -> Blob:
-        """An array for two sums, in double precision, of each channel."""
+        """An array for two sums, in double precision, of each channel; and on a GPU for those of parts of channels,
+        which it joins with the last slice."""
         x = norm.operand(0)
-        blob = Blob((2 * x.op_shape[1],), dtype=np.float64, device=x.blob.device, name=f"{norm.layer_name}/{what}")
+        outer, channels, inner = x.op_shape
+        parts = min(PARTS, outer * channels * inner // (self._which.number * EACH)) if self._which.room else 0
+        shape = (2 * channels + 3 * parts,)
+        blob = Blob(shape, dtype=np.float64, device=x.blob.device, name=f"{norm.layer_name}/{what}")
         self.sums.append(blob)
         return blob
 
@@ -215,8 +224,7 @@ class _Up(_Stretches):
     """The stretches of forward."""
 
     def __init__(self, which: Abreast) -> None:
-        super().__init__()
-        self._twice = which.twice
+        super().__init__(which)
         self._waiting: dict[SyncedMemory, list[Call]] = {}  # what makes it, once somebody reads it
         self._other: list[Blob] = []  # in place of what is made twice, the first time
         self.stands_for: dict[int, int] = {}  # id of what normalises -> id of the batch norm
@@ -269,7 +277,7 @@ class _Up(_Stretches):
 
     def _maker(self, inside: Sequence[Call], x: Operand) -> Call | None:
         """The last of the calls, if the input of a batch norm is large, and it makes that and nothing else."""
-        if x.nbytes < self._twice or not inside:
+        if x.nbytes < self._which.twice or not inside:
             return None
         maker = inside[-1]
         alone = maker.written_memories() == [x.memory] and x.memory not in maker.read_memories()
@@ -305,8 +313,8 @@ def by_moments(norm: Call, moments: Blob) -> tuple[Call, Call]:
 class _Down(_Stretches):
     """The stretches of backward."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, which: Abreast) -> None:
+        super().__init__(which)
         self._waiting: dict[SyncedMemory, Call] = {}  # what makes it, once somebody reads it
 
     def add(self, calls: Sequence[Call]) -> None:
@@ -549,9 +557,9 @@ def _amid(each: Call, there: Set[SyncedMemory]) -> Call:
 def _summing(each: Call, index: int, count: int) -> Call:
     """The call of a slice, one that sums going on from the slices before it; the first begins."""
     if each.op == "batch_norm_moments":
-        attributes = {"before": each.attributes["before"] // count * index}
+        attributes = {"before": each.attributes["before"] // count * index, "last": index == count - 1}
     elif each.op == "batch_norm_sums":
-        attributes = {**each.attributes, "first": index == 0}
+        attributes = {**each.attributes, "first": index == 0, "last": index == count - 1}
     else:
         return adding(each) if index else each
     sums = each.operand(-1)

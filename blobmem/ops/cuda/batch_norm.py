@@ -76,18 +76,20 @@ class _Reduced(NamedTuple):
 
 
 def _reduce(kernels: Kernels, like: CudaArray, name: str, finish: str, large: tuple[Any, ...], small: tuple[Any, ...],
-            ws: CudaArray, *numbers: Any, maps: bool = True) -> _Reduced:  # fmt: skip
-    """Sums by channel of `large` arrays, and what is made of them; `maps`: a map comes next, which may join parts."""
+            ws: CudaArray, *numbers: Any, maps: bool = True, kept: int = 0,
+            joins: bool = True) -> _Reduced:  # fmt: skip
+    """Sums by channel of `large` arrays, and what is made of them; `maps`: a map comes next, which may join parts.
+    Parts are `kept` at that address, if one is given; and nothing `joins` them now if it is not to."""
     outer, count, inner = like.shape
     parts, blocks, width, chunks = _plan_of(like)
     chunks = chunks if maps else 0
-    factors, sums = ws.address, ws.address + 4 * exact(like.dtype).itemsize * count
+    factors, sums = ws.address, kept or ws.address + 4 * exact(like.dtype).itemsize * count
     given = *small, sums, factors, outer, count, inner, parts, *numbers
     if width:
         kernels.run(like, f"{name}_columns", blocks, THREADS, *large, *given, width)
     else:
         kernels.run(like, name, blocks, THREADS, *large, *given)
-    if parts > 1 and not chunks:
+    if parts > 1 and not chunks and joins:
         kernels.run(like, finish, -(-count // _ABREAST), _FINISH_THREADS, *given)
     return _Reduced(factors, blocks // parts * chunks, (chunks, width, *given))
 
@@ -146,11 +148,26 @@ def _statistics(x: CudaArray, state: tuple[CudaArray, ...], eps: float, fraction
     return _reduce(_UP, x, "forward_moments", "forward_finish", (x,), state, ws, eps, fraction)
 
 
-def moments(x: CudaArray, moments: CudaArray, *, before: int, ws: CudaArray) -> None:
+def _gather(name: str, like: CudaArray, large: tuple[Any, ...], small: tuple[Any, ...], ws: CudaArray, *numbers: Any,
+            last: bool) -> None:  # fmt: skip
+    """`_reduce` for slices of a batch, to the last of the `small` arrays, which may have room for parts."""
+    kept = _parts_behind(like, small[-1])
+    joins = last or not kept
+    given = (*numbers, bool(kept))
+    _reduce(_SLICES, like, name, f"{name}_finish", large, small, ws, *given, maps=False, kept=kept, joins=joins)
+
+
+def _parts_behind(like: CudaArray, gathered: CudaArray) -> int:
+    """The address behind two numbers of each channel, if there are three for each part of each; 0 if not."""
+    parts, count = _plan_of(like).parts, like.shape[1]
+    return gathered.address + 16 * count if parts > 1 and gathered.size >= (2 + 3 * parts) * count else 0
+
+
+def moments(x: CudaArray, moments: CudaArray, *, before: int, last: bool, ws: CudaArray) -> None:
     """moments (2 * channels,), doubles: by channel means of x and of `before` numbers whose moments are there, and the
-    sums of squared distances from them."""
+    sums of squared distances from them. Behind them there may be room for parts, which the `last` slice joins."""
     if x.size:
-        _reduce(_SLICES, x, "gathered_moments", "gathered_moments_finish", (x,), (moments,), ws, before, maps=False)
+        _gather("gathered_moments", x, (x,), (moments,), ws, before, last=last)
     elif not before:
         moments.zero()
 
@@ -173,11 +190,11 @@ def backward(xhat: CudaArray, inv_std: CudaArray, gamma: CudaArray | None, beta:
 
 
 def sums(xhat: CudaArray, gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray, sums: CudaArray, *,
-         relu: bool, first: bool, ws: CudaArray) -> None:  # fmt: skip
-    """sums (2 * channels,), doubles, get by channel those of g and those of g * xhat, g as of `backward`."""
+         relu: bool, first: bool, last: bool, ws: CudaArray) -> None:  # fmt: skip
+    """sums (2 * channels,), doubles, get by channel those of g and those of g * xhat, g as of `backward`. Behind them
+    there may be room for parts, as in `moments`."""
     if xhat.size:
-        names, large, small = ("gathered_sums", "gathered_sums_finish"), (xhat, dy), (gamma, beta, sums)
-        _reduce(_SLICES, xhat, *names, large, small, ws, relu, first, maps=False)
+        _gather("gathered_sums", xhat, (xhat, dy), (gamma, beta, sums), ws, relu, first, last=last)
     elif first:
         sums.zero()
 

@@ -39,13 +39,13 @@ def batch_norm_given(x: CudaArray, y: CudaArray, xhat: CudaArray | None, mean: C
 
 
 @op(family="cuda", workspace=batch_norm.workspace)
-def batch_norm_moments(x: CudaArray, moments: CudaArray, *, before: int, ws: CudaArray) -> None:
+def batch_norm_moments(x: CudaArray, moments: CudaArray, *, before: int, last: bool = True, ws: CudaArray) -> None:
     """Each channel's mean, and after all of these its sum of squared distances from it, in moments (2 * channels,).
 
     It is of x, whose channels `before` numbers came from others, and of these: their moments are read if there are any
-    (Chan, Golub and LeVeque 1979).
+    (Chan, Golub and LeVeque 1979). Where moments has more room they are there only with the `last` of x.
     """
-    batch_norm.moments(x, moments, before=before, ws=ws)
+    batch_norm.moments(x, moments, before=before, last=last, ws=ws)
 
 
 @op(family="cuda")
@@ -65,13 +65,14 @@ def batch_norm_backward(xhat: CudaArray, inv_std: CudaArray, dy: CudaArray, dx: 
 
 @op(family="cuda", workspace=batch_norm.workspace)
 def batch_norm_sums(xhat: CudaArray, gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray, sums: CudaArray, *,
-                    relu: bool, first: bool, ws: CudaArray) -> None:  # fmt: skip
+                    relu: bool, first: bool, last: bool = True, ws: CudaArray) -> None:  # fmt: skip
     """sums (2 * channels,) get each channel's sum of g, and after all of these that of g * xhat.
 
     g is dy, with `relu` 0 where gamma * xhat + beta is not positive; gamma and beta may be left out (1 and 0). Unless
-    this is the `first`, they are added to what is in sums.
+    this is the `first`, they are added to what is in sums. Where sums has more room they are there only with the
+    `last`.
     """
-    batch_norm.sums(xhat, gamma, beta, dy, sums, relu=relu, first=first, ws=ws)
+    batch_norm.sums(xhat, gamma, beta, dy, sums, relu=relu, first=first, last=last, ws=ws)
 
 
 @op(family="cuda")

@@ -115,11 +115,11 @@ def batch_norm_given(x: np.ndarray, y: np.ndarray, xhat: np.ndarray | None, mean
 
 
 @op
-def batch_norm_moments(x: np.ndarray, moments: np.ndarray, *, before: int) -> None:
+def batch_norm_moments(x: np.ndarray, moments: np.ndarray, *, before: int, last: bool = True) -> None:
     """Each channel's mean, and after all of these its sum of squared distances from it, in moments (2 * channels,).
 
     It is of x, whose channels `before` numbers came from others, and of these: their moments are read if there are any
-    (Chan, Golub and LeVeque 1979).
+    (Chan, Golub and LeVeque 1979). They are there after each x, not only the `last`.
     """
     outer, channels, inner = x.shape
     if x.size == 0:
@@ -204,11 +204,11 @@ def _shift(gamma: np.ndarray | None, beta: np.ndarray | None, other: np.ndarray)
 
 @op
 def batch_norm_sums(xhat: np.ndarray, gamma: np.ndarray | None, beta: np.ndarray | None, dy: np.ndarray,
-                    sums: np.ndarray, *, relu: bool, first: bool) -> None:  # fmt: skip
+                    sums: np.ndarray, *, relu: bool, first: bool, last: bool = True) -> None:  # fmt: skip
     """sums (2 * channels,) get each channel's sum of g, and after all of these that of g * xhat.
 
     g is dy, with `relu` 0 where gamma * xhat + beta is not positive; gamma and beta may be left out (1 and 0). Unless
-    this is the `first`, they are added to what is in sums.
+    this is the `first`, they are added to what is in sums. They are there after each, not only the `last`.
     """
     outer, channels, inner = dy.shape
     large = xhat.reshape(-1), dy.reshape(-1)

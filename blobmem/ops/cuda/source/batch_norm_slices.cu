@@ -10,66 +10,82 @@
 // Batch normalisation of batches that come in slices.
 
 // The means of `before` numbers of each channel, and then their spreads, are in `moments`, and become those of these and of
-// the numbers at hand. Nothing is read if there were none before.
+// the numbers at hand. Nothing is read if there were none before. If `kept`, parts of channels are of all of these numbers,
+// and are joined once.
 struct GatheredMoments : MomentParts {
   double *moments, before;
+  int kept;
+  __device__ __forceinline__ Statistics with(double mean, double spread, double others, Statistics all, double own) const {
+    double far = all.mean - mean, share = own / (others + own);
+    return Statistics{mean + far * share, all.spread + (spread + far * far * share * others)};
+  }
+  __device__ __forceinline__ void keep_part(i64 c, i64 s, double own, Statistics all) const {
+    i64 at = s * channels + c, plane = splits * channels;
+    double others = kept && before > 0 ? parts[at + 2 * plane] : 0;
+    if (others > 0) all = with(parts[at], parts[at + plane], others, all, own);
+    MomentParts::keep_part(c, s, others + own, all);
+  }
   __device__ __forceinline__ void finish(i64 c, Statistics all) const {
     double *mean = moments + c, *spread = mean + channels;
-    if (before > 0) {
-      double far = all.mean - *mean, share = count / (before + count);
-      all.mean = *mean + far * share;
-      all.spread += *spread + far * far * share * before;
-    }
+    if (before > 0 && !kept) all = with(*mean, *spread, before, all, count);
     *mean = all.mean;
     *spread = all.spread;
   }
 };
 
-#define GATHERED_MOMENTS GatheredMoments to = {{parts, channels, splits, (double)outer * inner}, moments, before}
+#define GATHERED_MOMENTS                                                                                             \
+  GatheredMoments to = {{parts, channels, splits, (double)outer * inner + (kept ? before : 0)}, moments, before, kept}
 
 extern "C" __global__ void __launch_bounds__(256)
     gathered_moments(const D *x, double *moments, double *parts, void *factors, i64 outer, i64 channels, i64 inner,
-                     i64 splits, double before) {
+                     i64 splits, double before, int kept) {
   GATHERED_MOMENTS;
   all_moments(x, to, outer, inner);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
     gathered_moments_columns(const D *x, double *moments, double *parts, void *factors, i64 outer, i64 channels,
-                             i64 inner, i64 splits, double before, int width) {
+                             i64 inner, i64 splits, double before, int kept, int width) {
   GATHERED_MOMENTS;
   all_column_moments(x, to, outer, width);
 }
 
 extern "C" __global__ void __launch_bounds__(512)
     gathered_moments_finish(double *moments, double *parts, void *factors, i64 outer, i64 channels, i64 inner,
-                            i64 splits, double before) {
+                            i64 splits, double before, int kept) {
   GATHERED_MOMENTS;
   join_moments(to);
 }
 
-// `sums` of each channel's g, and then of its g * xhat, of the slices so far.
+// `sums` of each channel's g, and then of its g * xhat, of the slices so far; if `kept`, those of its parts are of these, and
+// are joined once.
 struct GatheredSums : SumParts {
   double *sums;
-  int first;
+  int first, kept;
+  __device__ __forceinline__ void keep_part(i64 c, i64 s, double plain, double along) const {
+    const double *before = parts + s * channels + c;
+    bool goes_on = kept && !first;
+    SumParts::keep_part(c, s, plain + (goes_on ? *before : 0), along + (goes_on ? before[splits * channels] : 0));
+  }
   __device__ __forceinline__ void finish(i64 c, double plain, double along) const {
-    sums[c] = plain + (first ? 0 : sums[c]);
-    sums[channels + c] = along + (first ? 0 : sums[channels + c]);
+    bool goes_on = !first && !kept;
+    sums[c] = plain + (goes_on ? sums[c] : 0);
+    sums[channels + c] = along + (goes_on ? sums[channels + c] : 0);
   }
 };
 
-#define GATHERED_SUMS GatheredSums to = {{parts, channels, splits, {gamma, beta, relu}}, sums, first}
+#define GATHERED_SUMS GatheredSums to = {{parts, channels, splits, {gamma, beta, relu}}, sums, first, kept}
 
 extern "C" __global__ void __launch_bounds__(256)
     gathered_sums(const D *xhat, const D *dy, const D *gamma, const D *beta, double *sums, double *parts, void *factors,
-                  i64 outer, i64 channels, i64 inner, i64 splits, int relu, int first) {
+                  i64 outer, i64 channels, i64 inner, i64 splits, int relu, int first, int kept) {
   GATHERED_SUMS;
   all_sums(Given{xhat, dy}, to, outer, inner);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
     gathered_sums_columns(const D *xhat, const D *dy, const D *gamma, const D *beta, double *sums, double *parts,
-                          void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu, int first,
+                          void *factors, i64 outer, i64 channels, i64 inner, i64 splits, int relu, int first, int kept,
                           int width) {
   GATHERED_SUMS;
   all_column_sums(Given{xhat, dy}, to, outer, width);
@@ -77,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 
 extern "C" __global__ void __launch_bounds__(512)
     gathered_sums_finish(const D *gamma, const D *beta, double *sums, double *parts, void *factors, i64 outer,
-                         i64 channels, i64 inner, i64 splits, int relu, int first) {
+                         i64 channels, i64 inner, i64 splits, int relu, int first, int kept) {
   GATHERED_SUMS;
   join_sums(to);
 }
