@@ -206,26 +206,27 @@ def test_gradient_by_sums_of_slices_is_that_of_the_whole(cuda, rng, shape):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-3)
 
 
+def in_four_slices(cuda, x, gamma, beta, dy, room):
+    """What is gathered of slices, with so much room for parts behind it, but for these."""
+    shape, c = x.shape, x.shape[1]
+    moments, sums = np.full((2, 2 * c + room), np.nan)
+    for at in range(4):
+        part = slice(at * shape[0] // 4, (at + 1) * shape[0] // 4)
+        last, before = at == 3, shape[2] * part.start
+        moments = cuda.run("batch_norm_moments", x[part], moments, before=before, last=last)[1]
+        operands = x[part], gamma, beta, dy[part], sums
+        sums = cuda.run("batch_norm_sums", *operands, relu=True, first=at == 0, last=last)[4]
+    return [moments[:c], moments[c : 2 * c], sums[: 2 * c]]
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, *map(dtypes.of, dtypes.HALVES)])
-@pytest.mark.parametrize("shape", [(8000, 64, 1), (9000, 7, 1), (4, 5, 49), (8, 2, 32000)])
-def test_parts_of_slices_are_joined_once(cuda, rng, shape, dtype):
-    """Where there is room for them: with the last of these, by one launch for all."""
-    slices = [slice(at * shape[0] // 4, (at + 1) * shape[0] // 4) for at in range(4)]
-    x, dy, c, launches = normal(rng, dtype, *shape, mean=9), normal(rng, dtype, *shape, mean=1), shape[1], []
-    gamma, beta = normal(rng, dtype, c), normal(rng, dtype, c)
-    found = []
-    for room in (0, 100_000):
-        moments, sums, begun = (*np.full((2, 2 * c + room), np.nan), len(cuda.device.launches))
-        for at, part in enumerate(slices):
-            last, before = at == 3, shape[2] * part.start
-            moments = cuda.run("batch_norm_moments", x[part], moments, before=before, last=last)[1]
-            operands = x[part], gamma, beta, dy[part], sums
-            sums = cuda.run("batch_norm_sums", *operands, relu=True, first=at == 0, last=last)[4]
-        launches.append(len(cuda.device.launches) - begun)
-        found.append([*moments[:c], *moments[c : 2 * c], *sums[: 2 * c]])
+@pytest.mark.parametrize("shape", [(8000, 64, 1), (9000, 8, 1), (9000, 7, 1), (4, 5, 49), (8, 2, 32000)])
+def test_parts_of_slices_are_joined_with_the_last(cuda, rng, shape, dtype):
+    """Where there is room for them, to the same numbers but for rounding."""
+    x, dy, c = normal(rng, dtype, *shape, mean=9), normal(rng, dtype, *shape, mean=1), shape[1]
+    factors = normal(rng, dtype, c), normal(rng, dtype, c)
+    found = (np.concatenate(in_four_slices(cuda, x, *factors, dy, room)) for room in (0, 100_000))
     np.testing.assert_allclose(*found, rtol=1e-9 if dtype == np.float64 else 2e-5)
-    parts = launches[0] > 8
-    assert launches == ([16, 10] if parts else [8, 8]) and parts == (shape[0] > 4)
 
 
 @pytest.mark.parametrize("dtype", dtypes.HALVES)
@@ -309,6 +310,11 @@ def test_launches(cuda, rng):
     for shape, launches in [((2, 3, 4), 2), ((3, 2, 12100), 3)]:
         x, begun = normal(rng, np.float32, *shape), len(cuda.device.launches)
         cuda.run("batch_norm_forward", x, x, None, *batch_norm_state(rng, np.float32, shape[1]), eps=1e-5, fraction=0.9)
+        assert len(cuda.device.launches) - begun == launches
+    x, factors = normal(rng, np.float32, 8000, 64, 1), normal(rng, np.float32, 2, 64)
+    for room, launches in [(0, 16), (100_000, 10)]:  # parts of slices are joined by each, or by the last
+        begun = len(cuda.device.launches)
+        in_four_slices(cuda, x, *factors, x, room)
         assert len(cuda.device.launches) - begun == launches
 
 
