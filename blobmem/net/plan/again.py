@@ -98,10 +98,11 @@ class Again:
         self.held: Collection[SyncedMemory] = ()
         self.may: set[int] = set()
         for at, each in enumerate(uses.forward):
+            begun = at not in self.before or self.before[at] in self.may
             if (
                 self._is_pure(each, ops)
+                and begun
                 and all(self.maker(memory, at) in self.may or self._stays(memory, at) for memory in _read(each))
-                and self.before.get(at, at) in (at, *self.may)
             ):
                 self.may.add(at)
         self.offers = [memory for memory in uses.read if self._is_offered(memory)]
