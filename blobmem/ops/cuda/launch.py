@@ -9,7 +9,7 @@ from blobmem.devices.cuda.array import CudaArray
 
 THREADS = 256
 _MOST_BLOCKS = 2048  # in a launch whose threads go over their elements in strides: fills any card several times
-_RUN, _LONGEST = 16, 64  # elements of a thread of `chunks`: as many times the former as it takes, up to the latter
+_RUN, _LONGEST = 16, 64  # elements of a thread of `chunks`: in small arrays, and the most in large ones
 
 
 class Kernels:
@@ -42,8 +42,9 @@ class Kernels:
             like.device.kernel(self.source, name, like.dtype)(_grid(size, 4), THREADS, (*arrays, size, *numbers))
 
     def chunks(self, like: CudaArray, name: str, n: int, *arguments: Any) -> None:
-        """`run` for kernels whose blocks each take a run of the `n` elements (source/channel_maps.cuh). Threads take
-        what they have on their way at once, so often that there are no more blocks than of `over`, or _LONGEST."""
+        """`run` for kernels whose blocks each take a run of the `n` elements (source/channel_maps.cuh). A thread takes
+        _RUN of them, what it has on their way at once, or so many times as many that there are no more blocks than
+        `over` has, but no more than _LONGEST."""
         if n:
             often = -(-n // (_MOST_BLOCKS * THREADS * _RUN))
             each = min(_LONGEST, often * _RUN)

@@ -105,7 +105,7 @@ __device__ __forceinline__ void column_sums(S source, To to, i64 outer, int widt
   block.template each<S::ROWS>(
       [=](i64 at) { return source.template load<W>(at); },
       [&](const typename S::template Loaded<W>(&rows)[S::ROWS]) {
-        put_one(rows[0]), put_one(rows[1]);
+        put_one(rows[0]), put_one(rows[1]);  // by a loop they would take more registers than there are
         if (S::ROWS == 4) put_one(rows[S::ROWS - 2]), put_one(rows[S::ROWS - 1]);
       },
       put_one);
