@@ -169,9 +169,9 @@ def test_any_net_gives_the_numbers_of_the_whole_batch(text, twice, place, number
         assert_close(iterate(made(text, SimulatedDevice(), "train")), expected)
 
 
-@pytest.mark.parametrize("rounds", [False, True], ids=["once", "rounds"])
-@pytest.mark.parametrize("part, seed", [(0.5, 0), (0.5, 1), (1, 2)])
-@pytest.mark.parametrize("twice", [NEVER, 0], ids=["once", "twice"])
+@pytest.mark.parametrize(
+    "twice, part, seed, rounds", [(NEVER, 0.5, 0, False), (0, 0.5, 1, True), (0, 1, 2, False), (NEVER, 1, 3, True)]
+)
 def test_slices_of_two_sizes_are_made_anew_to_the_same_bits(make, abreast, monkeypatch, twice, part, seed, rounds):
     """Those that parts of others fill, too."""
     abreast(4, twice, largest=1 << 12)
