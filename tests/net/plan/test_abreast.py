@@ -221,6 +221,31 @@ def test_a_net_trains_in_less_than_its_batch_norms_take_whole(make, monkeypatch)
         made(LARGE, make(least(make)), "train").compiled()
 
 
+def pooled(name, bottom):
+    return layer("Pooling", name, bottom, name, "pooling_param { kernel_size: 2 stride: 2 }")
+
+
+DEEP = (
+    DATA.replace("dim: 8 dim: 4 dim: 8 dim: 8", "dim: 16 dim: 4 dim: 16 dim: 16").replace("{ dim: 8", "{ dim: 16")
+    + conv("c", "data", outputs=16) + norm("c") + block("x", "c", 32, True) + block("y", "x", 32, False)
+    + pooled("p", "y") + block("z", "p", 32, True) + pooled("q", "z") + block("v", "q", 32, True)
+    + layer("Pooling", "small", "v", "small", "pooling_param { kernel_size: 4 stride: 4 }") + conv("e", "small")
+    + loss("e")
+)  # fmt: skip
+
+
+def test_what_is_smaller_is_in_fewer_slices_and_leaves_and_comes_as_such():
+    whole = made(DEEP, simulated(), "train")
+    expected = iterate(whole)
+    net = made(DEEP, simulated(whole.device.statistics.peak_bytes // 5), "train")
+    assert_close(iterate(net), expected)
+    calls = [call for schedule in net.compiled() for call in schedule.calls]
+    names = [each.memory.name for call in calls if call.op == "evict" for each in call.present()]
+    of = {int(name.rpartition(" of ")[2].partition(")")[0]) for name in names if "(slice" in name}
+    assert len(of) > 1 and max(of) == net._sliced.runs[0].number
+    assert net.device.statistics.peak_bytes <= whole.device.statistics.peak_bytes // 5
+
+
 def test_layers_amid_the_slices_are_not_run_alone():
     net = made(LARGE, simulated(least(simulated)), "train")
     iterate(net)
