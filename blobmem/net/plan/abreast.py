@@ -409,6 +409,10 @@ class _Numbers:
         forward: its stretches.
         absent: memories that are never whole.
         both: those that have two orders, which are in as many slices as can be.
+
+    Attributes:
+        most: slices that there are.
+        of: of what is never whole, in how many it is.
     """
 
     def __init__(
@@ -417,7 +421,7 @@ class _Numbers:
         self.most, self._absent, self._both = which.number, absent, both
         self._largest = which.largest
         self._may = [number for number in range(2, which.number + 1) if which.number % number == 0]
-        self._of: dict[SyncedMemory, int] = {}
+        self.of: dict[SyncedMemory, int] = {}
         self._behind = dict.fromkeys(range(which.first, which.last + 1), self._may[0])
         for each in (each for stretch in forward for each in stretch.inside):
             wanted = [self._wanted(operand.nbytes) for operand in by_item(each) if _writes(operand)]
@@ -437,20 +441,16 @@ class _Numbers:
         for each in (each for stretch in stretches for each in stretch.inside):
             for operand in by_item(each):
                 memory = operand.memory
-                if memory in self._of or memory not in self._absent or not _writes(operand):
+                if memory in self.of or memory not in self._absent or not _writes(operand):
                     continue
                 number = max(self._wanted(operand.nbytes), self._behind[each.layer])
                 if memory in self._both or operand.nbytes % (ALIGNMENT * self.most):
                     number = self.most
-                self._of[memory] = number
-
-    def of(self, memory: SyncedMemory) -> int | None:
-        """Of what is never whole; None of others."""
-        return self._of.get(memory)
+                self.of[memory] = number
 
     def of_call(self, each: Call) -> int:
         """Of a call."""
-        numbers = [self._of[operand.memory] for operand in by_item(each) if operand.memory in self._of]
+        numbers = [self.of[operand.memory] for operand in by_item(each) if operand.memory in self.of]
         return max(numbers, default=self._behind[each.layer])
 
 
@@ -476,7 +476,7 @@ class _Divider(Divider):
 
     def on_piece(self, operand: Operand) -> Operand:
         index, count = self._index, self.count
-        number = self.numbers.of(operand.memory) or count
+        number = self.numbers.of.get(operand.memory, count)
         if number == count:
             return super().on_piece(operand)
         parts = count // number
@@ -507,7 +507,8 @@ class _Slices:
         for stretch in stretches:
             there = self._whole & written
             written = written | {memory for each in stretch.inside for memory in each.written_memories()}
-            for each, index, count in self._in_turn(stretch.inside, 0, 0):
+            numbered = [(each, self._divider.numbers.of_call(each)) for each in stretch.inside]
+            for each, index, count in _in_turn(numbered, 0, 1):
                 self._divider.take(index, count)
                 made = self._divider.calls(each)
                 made[-1] = _amid(_summing(made[-1], index, count), there | self._amid_parts(made[-1]))
@@ -515,19 +516,6 @@ class _Slices:
                 result += made
             result += stretch.after
         return result
-
-    def _in_turn(self, calls: Sequence[Call], index: int, count: int) -> Iterator[tuple[Call, int, int]]:
-        """The calls, each with a slice of so many, for such a slice; of all if there are none: those next to each other
-        that are in more slices one slice after the other."""
-        for here, group in groupby(calls, lambda each: self._divider.numbers.of_call(each) == count):
-            some = [*group]
-            if here:
-                yield from ((each, index, count) for each in some)
-                continue
-            finer = min(map(self._divider.numbers.of_call, some))
-            first = index * finer // max(count, 1)
-            for at in range(first, first + finer // max(count, 1)):
-                yield from self._in_turn(some, at, finer)
 
     def _amid_parts(self, each: Call) -> set[SyncedMemory]:
         """The memories of which the call fills a part that had something in it."""
@@ -539,6 +527,19 @@ class _Slices:
         again = {memory for memory, part in parts & self._filled}
         self._filled |= parts
         return again
+
+
+def _in_turn(calls: Sequence[tuple[Call, int]], index: int, count: int) -> Iterator[tuple[Call, int, int]]:
+    """The calls, with the numbers of slices that they are in, for one of so many slices: each with a slice of its own
+    number. Those next to each other that are in more take one such slice after the other."""
+    for here, group in groupby(calls, lambda each: each[1] == count):
+        some = [*group]
+        if here:
+            yield from ((each, index, count) for each, _ in some)
+            continue
+        finer = min(number for _, number in some)
+        for at in range(index * finer // count, (index + 1) * finer // count):
+            yield from _in_turn(some, at, finer)
 
 
 def _amid(each: Call, there: Set[SyncedMemory]) -> Call:

@@ -271,7 +271,8 @@ class Rerun:
             at = waiting.pop()
             if at not in self.runs:
                 self.runs[at] = {again.maker(memory, at) for memory in self._made(at)}
-                self.runs[at].update([again.before[at]] if at in again.before else [])
+                if at in again.before:
+                    self.runs[at].add(again.before[at])
                 waiting += self.runs[at]
         self.runs = dict(sorted(self.runs.items()))
         self._users: dict[SyncedMemory, list[int]] = defaultdict(list)  # of what is made, who reads it as it is made
@@ -404,17 +405,16 @@ class Rerun:
         for at in self.runs:
             each, made = self._call(at), {*self._made(at)}
             run, start, draws = {at}, self._origin(at), each.attributes.get("draws") is not None
-            if at in self.again.before:
-                others, first, drawn = makers[self.again.before[at]]
-                run, start, draws = run | others, min(start, first), draws or drawn
+            relied = [self.again.before[at]] if at in self.again.before else []
             for memory in _read(each):
-                before = self.again.maker(memory, at)
                 if memory in made and (memory not in self.wanted or memory in self._makes(at)):
-                    others, first, drawn = makers[before]
-                    run, start, draws = run | others, min(start, first), draws or drawn
+                    relied.append(self.again.maker(memory, at))
                 other = None if memory in made else self.again.same(memory, at, self._gone)
                 for source in (memory, *([] if other is None else [other.memory])):
                     run.update(written.get(source, ()) if source not in self._makes(at) else ())
+            for before in relied:
+                others, first, drawn = makers[before]
+                run, start, draws = run | others, min(start, first), draws or drawn
             makers[at] = run, start, draws
             for memory in self._makes(at):
                 if memory not in self.wanted and memory not in self._users:

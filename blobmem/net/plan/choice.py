@@ -271,9 +271,10 @@ class Pass:
             known = made == again.uses.last_write(source) and (source in self.arrays or source in self.held)
             other = None if same is None else same.memory
             result.append(_Input(source, made, again.kept(source, at, ()), other, known))
-        before = again.before.get(at)  # which has begun to fill what this goes on with
-        filled = (memory for memory, *_ in self.writes[at] if again.maker(memory, at) == before)
-        result += [] if before is None else [_Input(memory, before, False, None, False) for memory in filled]
+        if at in again.before:  # which has begun to fill what this goes on with
+            before = again.before[at]
+            filled = (memory for memory, *_ in self.writes[at] if again.maker(memory, at) == before)
+            result += [_Input(memory, before, False, None, False) for memory in filled]
         return result
 
     def _looks(self, at: int) -> int:

@@ -43,10 +43,9 @@ def _plan(shape: channels.Folded, dtype: np.dtype) -> _Plan:
     if inner > 1 or count == 1:
         parts = channels.splits(shape)
         return _Plan(parts, parts * count, 0, 0)
-    half = is_half(dtype)
-    pack = (8 if half else 16) // dtype.itemsize  # a LOT of the kernels
+    pack = min(4, 16 // dtype.itemsize)  # a LOT of the kernels
     small = outer * count * dtype.itemsize <= _SMALL
-    lots, widest = (count // pack, 3 + half if small else 5) if count % pack == 0 else (count, 5)
+    lots, widest = (count // pack, 3 + is_half(dtype) if small else 5) if count % pack == 0 else (count, 5)
     width = 1 << min(widest, (lots - 1).bit_length())
     groups = -(-lots // width)
     each = outer * width // THREADS  # rows of a thread if one block takes all
