@@ -54,10 +54,18 @@ def make_gpu(**options):
     return _made[-1]
 
 
+class WithTensorCores(EmulatedCuda):
+    """Runs the kernels for these, by other means."""
+
+    def on_tensor_cores(self, dtype):
+        return True
+
+
 needs_gpu = (pytest.mark.gpu, pytest.mark.skipif("not __import__('cuda_devices').has_gpu()", reason="needs a GPU"))
 
 GPU = pytest.param(make_gpu, id="cuda", marks=needs_gpu)
 TF32_GPU = pytest.param(functools.partial(make_gpu, math="tf32"), id="cuda-tf32", marks=needs_gpu)
+ON_TENSOR_CORES = pytest.param(WithTensorCores, id="emulated", marks=needs_compiler), TF32_GPU
 EXACT_GPU = pytest.param(functools.partial(make_gpu, deterministic=True), id="cuda", marks=needs_gpu)
 EMULATED = pytest.param(EmulatedCuda, id="emulated", marks=needs_compiler)
 

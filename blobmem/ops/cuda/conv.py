@@ -21,7 +21,7 @@ import numpy as np
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.dtypes import is_half
 from blobmem.errors import DeviceError
-from blobmem.ops.cuda import channels, conv_first, conv_slabs
+from blobmem.ops.cuda import channels, conv_first, conv_pointwise, conv_slabs
 from blobmem.ops.cuda.algorithms import Key
 from blobmem.ops.cuda.conv_direct import (
     add,
@@ -82,7 +82,10 @@ def forward_sum_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: Ar
 def normalized_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: ArraySpec | None, y: ArraySpec,
                      kept: ArraySpec | None, *_: Any, device: Any, relu: bool, turned: bool = False,
                      room: int | None = None, **given: Any) -> int:  # fmt: skip
-    """Workspace of `forward` behind weights and a bias that are made for a batch norm (`room_to_normalize`)."""
+    """Workspace of `forward` behind weights and a bias that are made for a batch norm (`room_to_normalize`); none where
+    that is done at once (`conv_pointwise`)."""
+    if conv_pointwise.fits(x, w, other, kept, _window(**given), device):
+        return 0
     direction = _normalized_direction(other, kept, relu)
     return sum(_sizes_to_normalize(w)) + _forward_bytes(direction, x, w, device, turned, room, _window(**given))
 
@@ -96,9 +99,11 @@ def _sizes_to_normalize(w: Any) -> tuple[int, int]:
     return aligned(w.nbytes), aligned(w.shape[0] * w.dtype.itemsize)
 
 
-def room_to_normalize(w: CudaArray, ws: CudaArray) -> tuple[CudaArray, CudaArray, CudaArray]:
+def room_to_normalize(w: CudaArray, ws: CudaArray | None) -> tuple[CudaArray, CudaArray, CudaArray]:
     """Where ws begins an array like the weights and one for a bias, and the rest of ws."""
-    weights, bias = _beside(w, ws), ws.part(aligned(w.nbytes), (w.shape[0],), w.dtype)
+    weights = _beside(w, ws)
+    assert ws is not None
+    bias = ws.part(aligned(w.nbytes), (w.shape[0],), w.dtype)
     front = sum(_sizes_to_normalize(w))
     return weights, bias, ws.part(front, (ws.nbytes - front,), np.uint8)
 

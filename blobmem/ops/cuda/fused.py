@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.ops.cuda import batch_norm, channels, conv, linear, norm
+from blobmem.ops.cuda import batch_norm, channels, conv, conv_pointwise, linear, norm
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.cuda.products import only_products
 from blobmem.ops.registry import op
@@ -39,20 +39,24 @@ def conv_sum_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, other: Cud
 @op(family="cuda", workspace=conv.normalized_bytes)
 def conv_batch_norm_given(x: CudaArray, w: CudaArray, b: CudaArray | None, other: CudaArray | None, y: CudaArray,
                           kept: CudaArray | None, mean: CudaArray, inv_std: CudaArray, gamma: CudaArray | None,
-                          beta: CudaArray | None, *, ws: CudaArray, stride: conv.Shape, pad: conv.Shape,
+                          beta: CudaArray | None, *, ws: CudaArray | None = None, stride: conv.Shape, pad: conv.Shape,
                           dilation: conv.Shape, group: int, relu: bool, layout: str = "NCHW", turned: bool = False,
                           room: int | None = None) -> None:  # fmt: skip
     """y = what `batch_norm_given` makes of `conv_forward`, times gamma, plus beta, plus other, with `relu` max(0, .) of
     that; kept, if given, gets what is multiplied by gamma. gamma, beta and other may be left out.
 
-    To rounding: the weights are multiplied beforehand. other, y and kept are different arrays of one size.
+    To rounding: nothing is rounded before it is normalised, or the weights are multiplied beforehand. other, y and kept
+    are different arrays of one size.
     """
+    window = stride, pad, dilation, group, layout
+    if conv_pointwise.fits(x, w, other, kept, window, x.device):
+        conv_pointwise.normalized(x, w, b, other, y, kept, mean, inv_std, gamma, beta, relu=relu)
+        return
     weights, bias, rest = conv.room_to_normalize(w, ws)
     factors = (gamma, beta) if kept is None else (None, None)
     outputs = w.shape[0]
     arrays = w, b, mean, inv_std, *factors, weights, bias
     _KERNELS.run(w, "normalizing_weights", outputs, THREADS, *arrays, w.size // max(1, outputs), outputs)
-    window = stride, pad, dilation, group, layout
     if kept is None:
         conv.forward(x, weights, bias, y, rest, window, relu=relu, turned=turned, other=other, room=room)
         return

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from cuda_devices import TF32_GPU, EmulatedCuda, needs_compiler
+from cuda_devices import ON_TENSOR_CORES, EmulatedCuda
 
 from blobmem import dtypes
 from blobmem.devices.cuda.predicted import PredictedCuda
@@ -16,14 +16,7 @@ WINDOWS = {
 LAYOUT = "NCHW to NHWC"
 
 
-class WithTensorCores(EmulatedCuda):
-    def on_tensor_cores(self, dtype):
-        return True
-
-
-on_devices = pytest.mark.parametrize(
-    "cuda", [pytest.param(WithTensorCores, id="emulated", marks=needs_compiler), TF32_GPU], indirect=True
-)
+on_devices = pytest.mark.parametrize("cuda", ON_TENSOR_CORES, indirect=True)
 in_dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 on_cases = pytest.mark.parametrize(
     "taps, images, plane, outputs",

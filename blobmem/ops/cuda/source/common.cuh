@@ -39,6 +39,21 @@ __device__ __forceinline__ u16 closed(float v) {
 }
 #endif
 
+// The second above the first.
+__device__ __forceinline__ u32 closed_pair(float a, float b) {
+#if defined(EMULATED) || __CUDA_ARCH__ < 800
+  return closed(a) | (u32)closed(b) << 16;
+#else
+  u32 bits;
+#ifdef BFLOAT16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(b), "f"(a));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(b), "f"(a));
+#endif
+  return bits;
+#endif
+}
+
 // No constructor takes a float: where either could become the other, the compiler could not choose.
 struct D {
   u16 bits;
@@ -107,7 +122,7 @@ template <int W> __device__ __forceinline__ void store(D *x, i64 at, Lot<W> lot)
 template <> __device__ __forceinline__ void store<PACK>(D *x, i64 at, Lot<PACK> lot) {
   u32 words[PACK / 2];
 #pragma unroll
-  for (int j = 0; j < PACK / 2; j++) words[j] = closed(lot.at[2 * j]) | (u32)closed(lot.at[2 * j + 1]) << 16;
+  for (int j = 0; j < PACK / 2; j++) words[j] = closed_pair(lot.at[2 * j], lot.at[2 * j + 1]);
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(x + at)), "r"(words[0]),
                "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");

@@ -88,6 +88,20 @@ __device__ __forceinline__ void gather_columns(u32 *to, const u16 *row) {
 }
 #endif
 
+// Of four matrices of 8 rows of four words in shared memory, which begin where `row` of lanes 8 k to 8 k + 7 says, at multiples
+// of 16 bytes, lane 4 i + j gets in to[k] word j of row i.
+__device__ __forceinline__ void gather_rows(u32 *to, const void *row) {
+#if defined(EMULATED) || __CUDA_ARCH__ < 800
+  int lane = threadIdx.x & 31;
+  for (int k = 0; k < 4; k++) to[k] = ((const u32 *)__shfl_sync(0xffffffffu, (u64)row, k * 8 + lane / 4))[lane % 4];
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"((u32)__cvta_generic_to_shared(row))
+               : "memory");
+#endif
+}
+
 // Tensor cores cut numbers off after ten bits: what they are to be given so that they are not too small on average.
 __device__ __forceinline__ T centred(T v) {
 #ifdef PLAIN

@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+from cuda_devices import ON_TENSOR_CORES, EmulatedCuda
+
+from blobmem import dtypes
+from blobmem.devices.cuda.predicted import PredictedCuda
+from blobmem.ops.cuda import conv_pointwise
+from blobmem.ops.registry import ArraySpec, table
+
+WINDOW = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "group": 1, "layout": "NHWC"}
+DTYPES = ["float32", "bfloat16", "float16"]
+
+
+def made(rng, pixels, inputs, outputs, dtype):
+    """x, w, b, other, mean, inv_std, gamma and beta, with numbers that the dtype has; statistics are in float32."""
+    shapes = (2, *pixels, inputs), (outputs, inputs, 1, 1), (outputs,), (2, *pixels, outputs), (outputs,), (outputs,)
+    x, w, b, other, gamma, beta = (rng.normal(size=shape).astype(dtypes.of(dtype)) for shape in shapes)
+    upper = rng.normal(size=outputs).astype(np.float32)
+    mean = np.concatenate([upper, upper * np.float32(1e-8)])
+    return x, w, b, other, mean, rng.uniform(0.5, 2, size=outputs).astype(np.float32), gamma, beta
+
+
+def wanted(x, w, b, other, mean, inv_std, gamma, beta, relu):
+    """What the kernel should make, of nothing but x and what is given, and xhat."""
+    outputs = len(w)
+    x, w, b, other, gamma, beta = (None if a is None else a.astype(float) for a in (x, w, b, other, gamma, beta))
+    found = x @ w[:, :, 0, 0].T + (0 if b is None else b)
+    xhat = (found - mean[:outputs].astype(float) - mean[outputs:]) * inv_std
+    y = xhat * (1 if gamma is None else gamma) + (0 if beta is None else beta) + (0 if other is None else other)
+    return (np.maximum(y, 0) if relu else y), xhat
+
+
+def share(cuda, dtype):
+    """Of the largest number, what another may be wrong by."""
+    if dtype == "float32":
+        return 1e-5 if isinstance(cuda.device, EmulatedCuda) else 2e-3  # on a GPU of ten bits of each factor
+    return 2e-3 if dtype == "float16" else 1.6e-2
+
+
+@pytest.mark.parametrize("cuda", ON_TENSOR_CORES, indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pixels, inputs, outputs", [((1, 3), 32, 64), ((9, 16), 64, 128), ((13, 10), 96, 64)])
+@pytest.mark.parametrize(
+    "parts", ["", "b gamma beta relu", "gamma other", "gamma beta kept relu", "b gamma other kept"]
+)
+def test_it_normalises_as_it_convolves(cuda, rng, pixels, inputs, outputs, dtype, parts):
+    x, w, b, other, mean, inv_std, gamma, beta = made(rng, pixels, inputs, outputs, dtype)
+    b, other, gamma, beta = (
+        array if name in parts.split() else None
+        for name, array in {"b": b, "other": other, "gamma": gamma, "beta": beta}.items()
+    )
+    y = np.full((*x.shape[:-1], outputs), np.nan).astype(dtypes.of(dtype))
+    kept = y.copy() if "kept" in parts else None
+    arrays = x, w, b, other, y, kept, mean, inv_std, gamma, beta
+    assert conv_pointwise.fits(x, w, other, kept, tuple(WINDOW.values()), cuda.device)
+    got = cuda.run("conv_batch_norm_given", *arrays, relu="relu" in parts, **WINDOW)
+    expected, xhat = wanted(x, w, b, other, mean, inv_std, gamma, beta, "relu" in parts)
+    results = [(got[4], expected), *([] if kept is None else [(got[5], xhat)])]
+    for result, numbers in results:
+        close = share(cuda, dtype) * np.abs(numbers).max()
+        np.testing.assert_allclose(result.astype(float), numbers, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("cuda", ON_TENSOR_CORES, indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_a_number_stays_so(cuda, rng, dtype):
+    """Past the ReLU, in its own pixel; and the sign of an infinity counts."""
+    x, w, b, other, mean, inv_std, gamma, beta = made(rng, (5, 7), 64, 64, dtype)
+    other[0, 1, 2, 3], other[1, 4, 6, 63], other[1, 0, 0, 0] = np.nan, np.inf, -np.inf
+    y = np.zeros_like(other)
+    given = x, w, b, other, y, None, mean, inv_std, gamma, beta
+    y = cuda.run("conv_batch_norm_given", *given, relu=True, **WINDOW)[4].astype(float)
+    assert np.isnan(y[0, 1, 2, 3]) and y[1, 4, 6, 63] == np.inf and y[1, 0, 0, 0] == 0
+    assert np.isfinite(y).sum() == y.size - 2
+
+
+SPECS = {"x": (4, 56, 56, 64), "w": (64, 64, 1, 1), "other": False, "kept": False}
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        ({}, True), ({"w": (64, 64, 3, 3), "pad": (1, 1)}, False), ({"stride": (2, 2)}, False), ({"pad": (1, 1)}, False),
+        ({"w": (64, 32, 1, 1), "group": 2}, False), ({"layout": "NCHW"}, False), ({"x": (0, 56, 56, 64)}, False),
+        ({"x": (4, 7, 7, 36), "w": (64, 36, 1, 1)}, False), ({"w": (96, 64, 1, 1)}, False),
+        ({"x": (4, 7, 7, 96), "w": (128, 96, 1, 1), "kept": True}, True),
+        ({"x": (4, 7, 7, 7, 64), "stride": (1, 1, 1), "pad": (0, 0, 0), "w": (64, 64, 1, 1, 1)}, True),
+        ({"x": (4, 28, 28, 128), "w": (512, 128, 1, 1), "other": True, "kept": True}, True),
+        ({"x": (4, 28, 28, 128), "w": (512, 128, 1, 1)}, False),  # so many products take longer than what moves
+        ({"x": (4, 7, 7, 512), "w": (2048, 512, 1, 1), "other": True, "kept": True}, False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("math, dtype", [("tf32", "float32"), ("fp32", "float32"), ("fp32", "bfloat16")])
+def test_what_fits(change, expected, math, dtype):
+    given = SPECS | change
+    x, w = (ArraySpec(given[name], dtypes.of(dtype)) for name in "xw")
+    y = ArraySpec((*given["x"][:-1], given["w"][0]), dtypes.of(dtype))
+    other, kept = (y if given[name] else None for name in ("other", "kept"))
+    window, device = tuple((WINDOW | change)[name] for name in WINDOW), PredictedCuda(math=math)
+    expected = expected and (math, dtype) != ("fp32", "float32")
+    assert conv_pointwise.fits(x, w, other, kept, window, device) == expected
+    if expected:
+        statistics = [ArraySpec((given["w"][0],), np.dtype(np.float32))] * 2
+        operands = x, w, None, other, y, kept, *statistics, None, None
+        attributes = {name: (WINDOW | change)[name] for name in WINDOW}
+        op = table("cuda")["conv_batch_norm_given"]
+        assert op.workspace_bytes(*operands, device=device, relu=True, **attributes) == 0
