@@ -77,15 +77,16 @@ class Walked(NamedTuple):
     setting: Setting
 
 
-def walked(whole: Pass, room: int, walks: int = WALKS) -> list[Walked]:
+def walked(whole: Pass, room: int, walks: int = WALKS, begun: Sequence[Setting] = ()) -> list[Walked]:
     """The rounds with which no step has more than `room` bytes in use, as far as that can be, of several searches; what
     seems best comes first.
 
-    Evicted is what there is no room to make, and what spares time; it is searched for by so many walks each.
+    Evicted is what there is no room to make, and what spares time; it is searched for by so many walks each. They go on
+    from what others have `begun`, if that is given.
     """
     numbered = _Numbered(whole)
     search = _Search(numbered, room)
-    first, count = [search.first(Setting(power=power)) for power in POWERS], len(REVALUED)
+    first, count = [search.first(each) for each in begun or [Setting(power=power) for power in POWERS]], len(REVALUED)
     most = max(LEAST, ARRAYS // max(1, len(numbered.arrays)))
     walks = min(walks, most, FOR_EACH * len(whole.alike)) // TURNS
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +17,7 @@ import numpy as np
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.parked import Parked
-from blobmem.net.fusion import ops_of
+from blobmem.net.fusion import UPDATES, ops_of
 from blobmem.net.plan import rounds
 from blobmem.net.plan.abreast import Abreast
 from blobmem.net.plan.again import Again, Less
@@ -25,9 +27,9 @@ from blobmem.net.plan.evict import Candidate, candidates, loads, loads_without, 
 from blobmem.net.plan.places import Draft, draft
 from blobmem.net.plan.recompute import usual as usual_set
 from blobmem.net.plan.slices import Runs, Sliced
-from blobmem.net.plan.times import Times
+from blobmem.net.plan.times import COPIES, Times
 from blobmem.net.plan.uses import Remade, Uses
-from blobmem.net.schedule import Schedule
+from blobmem.net.schedule import Schedule, Unit
 from blobmem.ops.call import Call, memories
 from blobmem.ops.registry import table
 
@@ -219,7 +221,7 @@ def ways(net: Net, room: int, times: Times, best: Callable[[], float]) -> Iterat
             yield from _chosen_ways(net, whole, apart, room)
             yield GOOD
             if least <= room and len(whole.arrays) < MANY:
-                yield from _walked_ways(net, whole, apart, room, best)
+                yield from _walked_ways(net, plain.made.places, whole, apart, room, best)
         yield math.inf
     plain, apart = taken_apart(net, 0)
     again = again_in(net, plain.made)
@@ -315,19 +317,55 @@ def _chosen_way(net: Net, choice: Choice, apart: Apart) -> Way:
     return way_with(net, Less(choice.anew, choice.held, (), apart))._replace(away=choice.away)
 
 
-def _walked_ways(net: Net, whole: Pass, apart: Apart, room: int, best: Callable[[], float]) -> Iterator[Way]:
-    """Those with rounds."""
+def _walked_ways(
+    net: Net, drawn: Draft, whole: Pass, apart: Apart, room: int, best: Callable[[], float]
+) -> Iterator[Way]:
+    """Those with rounds. Where the calls of the best turn out to need more than it was found for, as evicted state that
+    runs again with others stays longer, say, its steps count as that much fuller, and it is gone on from there."""
     walks = rounds.WALKS
     for part in BESIDE if net._evicted else FULL:
         found = rounds.walked(whole, int(part * room), walks)
-        if found[0].over > 0:
-            continue
-        for each in found[:FOUND]:
-            if each.ms + whole.clock[-1] < SEEMS * best():
-                yield way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
-        if best() <= CLOSE * (whole.clock[-1] + found[0].ms):
+        for aim in range(AIMS + 1):
+            ways = (
+                way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
+                for each in found[:FOUND]
+                if found[0].over <= 0 and each.ms + whole.clock[-1] < SEEMS * best()
+            )
+            lacking = np.zeros_like(whole.load)
+            for at, way in enumerate(ways):
+                if at == 0:
+                    lacking = _lacking(drawn, way, room)
+                yield way
+            if not lacking.any() or aim == AIMS:
+                break
+            whole.load += lacking
+            found = rounds.walked(whole, int(part * room), rounds.WALKS // FEWER, [each.setting for each in found])
+        if found[0].over <= 0 and best() <= CLOSE * (whole.clock[-1] + found[0].ms):
             return
         walks = rounds.WALKS // FEWER
+
+
+def _lacking(drawn: Draft, way: Way, room: int) -> np.ndarray:
+    """Of each step of a pass in which nothing is made anew, how many bytes more than there are a way's calls need for
+    it, with all given away that may be."""
+    needed = loads_without(way.found, way.load)[::-1] - room
+    result, over = np.zeros(sum(map(len, drawn.units)), np.int64), iter(needed.tolist())
+    for at, units in reversed([*enumerate(drawn.units)]):
+        begin, step, behind = at * len(drawn.units[0]), len(units) - 1, len(units)
+        known = defaultdict[Any, list[int]](list)
+        for place, unit in enumerate(units):
+            known[_mark(unit)].append(place)
+        for unit in reversed(way.made.places.units[at]):  # what makes arrays anew stands before what wants them
+            places = known.get(_mark(unit), []) if unit.calls[0].op not in (*COPIES, *UPDATES) else []
+            before = bisect_left(places, behind)
+            if before:
+                step = behind = places[before - 1]
+            result[begin + step] = max(result[begin + step], next(over))
+    return result
+
+
+def _mark(unit: Unit) -> Any:
+    return unit.calls[0].op, unit.calls[0].layer, unit.calls[0].layer_name
 
 
 def again_in(net: Net, made: Made) -> Again:

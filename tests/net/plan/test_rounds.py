@@ -11,7 +11,7 @@ from blobmem.errors import OutOfDeviceMemory
 from blobmem.net.plan import times, ways
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Pass
-from blobmem.net.plan.evict import loads
+from blobmem.net.plan.evict import loads, loads_without, lowest
 from blobmem.net.plan.fitting import fitting
 from blobmem.net.plan.rounds import _Numbered, walked
 from blobmem.net.plan.times import Times
@@ -110,6 +110,49 @@ def test_they_have_nearly_all_of_the_room_and_less_while_copies_are_waited_for(m
     monkeypatch.setattr(ways.rounds, "walked", lambda of, part, *near: rooms.append(part) or walked(of, part, *near))
     assert [*ways.ways(net, room, Times(net.device), lambda: best)]
     assert rooms == [int(part * room) for part in parts]
+
+
+def test_searches_go_on_from_what_others_have_begun():
+    every = whole(built(), evicts=True)
+    room = int(0.25 * every.load.max())
+    found = walked(every, room)
+    begun = [each.setting for each in found]
+    assert walked(every, room, 0, begun) == found
+    assert walked(every, room, walks=0)[0].ms > walked(every, room, 64, begun)[0].ms <= found[0].ms
+
+
+def test_what_calls_turn_out_to_need_beside_is_made_room_for(monkeypatch):
+    """A tenth of the room more than they seem to in each step, with which no plan fits that was found without; nothing
+    may be evicted."""
+    net, rooms, needed = built(), list[int](), list[int]()
+    room = int(0.5 * whole(net).load.max())
+
+    def fuller(*given):
+        way = way_with(*given)
+        return way._replace(found=[], load=way.load + room // 10) if given[1].rounds else way
+
+    monkeypatch.setattr(times, "LINK", 1.0)
+
+    monkeypatch.setattr(ways, "way_with", fuller)
+    monkeypatch.setattr(ways.rounds, "walked", lambda of, part, *near: rooms.append(part) or walked(of, part, *near))
+    for each in ways.ways(net, room, Times(net.device), lambda: math.inf):
+        if not isinstance(each, ways.Way):
+            continue
+        needed += [lowest(each.found, each.load)] if each.made.recipe.less and each.made.recipe.less.rounds else []
+    assert needed[0] > room >= min(needed) and rooms.count(int(ways.FULL[0] * room)) > 1
+
+
+def test_what_a_way_lacks_is_of_the_steps_that_want_it():
+    """Those that make arrays anew stand before the one that does."""
+    net = built()
+    plain, room = way(net), int(0.25 * whole(net).load.max())
+    drawn, alone = plain.made.places, loads_without(plain.found, plain.load)
+    np.testing.assert_array_equal(ways._lacking(drawn, plain, room), np.maximum(alone - room, 0))
+    another = way(net, walked(whole(net), room)[0].rounds)
+    most = lowest(another.found, another.load)
+    assert not ways._lacking(drawn, another, most).any() and len(another.load) > len(alone)
+    lacking = ways._lacking(drawn, another, most - 1)
+    assert lacking.max() == 1 and lacking[: whole(net).turn].sum() == 0
 
 
 def test_what_takes_longer_than_another_plan_is_not_laid_out(monkeypatch):
