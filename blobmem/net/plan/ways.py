@@ -326,13 +326,10 @@ def _walked_ways(
     for part in BESIDE if net._evicted else FULL:
         found = rounds.walked(whole, int(part * room), walks)
         for aim in range(AIMS + 1):
-            ways = (
-                way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
-                for each in found[:FOUND]
-                if found[0].over <= 0 and each.ms + whole.clock[-1] < SEEMS * best()
-            )
+            seeming = (each for each in found[:FOUND] if each.ms + whole.clock[-1] < SEEMS * best())
             lacking = np.zeros_like(whole.load)
-            for at, way in enumerate(ways):
+            for at, each in enumerate(seeming if found[0].over <= 0 else ()):
+                way = way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
                 if at == 0:
                     lacking = _lacking(drawn, way, room)
                 yield way
@@ -365,6 +362,7 @@ def _lacking(drawn: Draft, way: Way, room: int) -> np.ndarray:
 
 
 def _mark(unit: Unit) -> Any:
+    """What a unit has in common with what became of it."""
     return unit.calls[0].op, unit.calls[0].layer, unit.calls[0].layer_name
 
 
