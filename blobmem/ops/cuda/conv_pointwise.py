@@ -17,7 +17,7 @@ from blobmem.ops.cuda.launch import THREADS, Kernels
 _KERNELS = Kernels("conv_pointwise")
 _HIGH, _ACROSS, _CHUNK = 128, 64, 64  # pixels and channels of y of a block, bytes of inputs at a time (in the source)
 _BLOCKS = 264  # that a card of 132 multiprocessors runs at a time
-_HALVES, _FLOATS = 60, 22  # products, twice, for each byte that moves: with more, plans were faster on an H200
+_HALVES, _FLOATS = 60, 22  # additions and products for a byte that moves: with more, plans are faster on an H200
 
 
 def fits(x: Any, w: Any, other: Any, kept: Any, window: tuple[Any, ...], device: Any) -> bool:

@@ -132,7 +132,6 @@ def test_what_calls_turn_out_to_need_beside_is_made_room_for(monkeypatch):
         return way._replace(found=[], load=way.load + room // 10) if given[1].rounds else way
 
     monkeypatch.setattr(times, "LINK", 1.0)
-
     monkeypatch.setattr(ways, "way_with", fuller)
     monkeypatch.setattr(ways.rounds, "walked", lambda of, part, *near: rooms.append(part) or walked(of, part, *near))
     for each in ways.ways(net, room, Times(net.device), lambda: math.inf):
