@@ -70,6 +70,13 @@ typedef float T;
 typedef float D;
 #endif
 
+// The number as arrays hold it.
+__device__ __forceinline__ T as_held(T v) {
+  D held;
+  held = v;
+  return held;
+}
+
 // How many blocks a multiprocessor should have at a time, of a kernel that with so many of floats uses all registers: a pack
 // of halves is twice as many numbers.
 #ifdef HALVES

@@ -1,5 +1,6 @@
 #include "common.cuh"
 #include "conv_first.cuh"
+#include "copies.cuh"
 #include "mma.cuh"
 
 // Convolutions of images of three channels, from planes to channels last, as products of matrices on tensor cores. In shared
@@ -188,20 +189,8 @@ __device__ __forceinline__ void copy_gradients(Pack *to, const D *dy, int channe
   for (int i = threadIdx.x; i < SOME * PACKS; i += blockDim.x) {
     Pack *at = to + i / PACKS * (APART / PACK) + i % PACKS;
     const D *from = dy + (i64)min(i / PACKS, count - 1) * channels + i % PACKS * PACK;
-#if defined(EMULATED) || __CUDA_ARCH__ < 800
-    *at = i / PACKS < count ? *(const Pack *)from : Pack{};
-#else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(at)), "l"(from),
-                 "r"(i / PACKS < count ? 16 : 0)
-                 : "memory");
-#endif
+    copy_pack(at, (const Pack *)from, i / PACKS < count);
   }
-}
-
-__device__ __forceinline__ void wait_for_copies() {
-#if !defined(EMULATED) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
 }
 
 // Where a part of a line of y begins.

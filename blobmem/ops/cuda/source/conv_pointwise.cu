@@ -1,4 +1,5 @@
 #include "common.cuh"
+#include "copies.cuh"
 #include "mma.cuh"
 
 // Convolutions of one tap, channels last, that are normalised as they are made: products of matrices on tensor cores, each
@@ -16,16 +17,6 @@
 
 // Of a line of a chunk the packs lie so that those of eight lines in one place are in different banks.
 __device__ __forceinline__ int place(int line, int pack) { return line * PACKS + (pack ^ (line >> 1 & (PACKS - 1))); }
-
-__device__ __forceinline__ void copy_pack(Pack *to, const Pack *from, bool inside) {
-#if defined(EMULATED) || __CUDA_ARCH__ < 800
-  *to = inside ? *from : Pack{};
-#else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
-               "r"(inside ? 16 : 0)
-               : "memory");
-#endif
-}
 
 // The chunks of one run of pixels after the other, each of HIGH pixels and of the weights for ACROSS channels, on their way
 // to shared memory in turns.
@@ -58,17 +49,13 @@ struct Coming {
         copy_pack(stage + (HIGH + n) * PACKS, weights + (i64)n * packs + next * PACKS, true);
       if (++next == count) next = 0, pixel += step;
     }
-#if !defined(EMULATED) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
+    end_copies();
     into = into + 1 < STAGES ? into + 1 : 0;
   }
 
   // Until the chunk is there that was asked for first of those that may be missing.
   __device__ __forceinline__ void wait() const {
-#if !defined(EMULATED) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-#endif
+    wait_for_copies<STAGES - 2>();
     __syncthreads();
   }
 };
@@ -94,12 +81,6 @@ __device__ __forceinline__ void multiply_chunk(T (*found)[TILES][4], const Pack 
 #pragma unroll
     for (int n = 0; n < 2 * TILES; n++) multiply_words(found[n / TILES][n % TILES], left[n / TILES], right[n % TILES]);
   }
-}
-
-__device__ __forceinline__ T rounded(T v) {
-  D closed;
-  closed = v;
-  return closed;
 }
 
 // y = relu(xhat * gamma + beta + other) of xhat = (x w + b - mean) * inv_std, which `kept` gets unless it is null; then y is
@@ -153,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         if (line * 8 < left) store<PACK>(kept, to, lot);
         times = load<PACK>(factors[2], c), plus = load<PACK>(factors[3], c);
 #pragma unroll
-        for (int k = 0; k < PACK; k++) lot.at[k] = fma(rounded(lot.at[k]), times.at[k], plus.at[k]);
+        for (int k = 0; k < PACK; k++) lot.at[k] = fma(as_held(lot.at[k]), times.at[k], plus.at[k]);
       }
 #pragma unroll
       for (int k = 0; k < PACK; k++) {

@@ -9,13 +9,6 @@ enum { STREAMS = 4, UNITS = 256, OWN = UNITS / RANKS, THREADS = 512 };
 
 __device__ __forceinline__ int units_of_block(i64 units) { return (int)(units + 4 * RANKS - 1) / (4 * RANKS) * 4; }
 
-// The number as arrays hold it.
-__device__ __forceinline__ T rounded(T v) {
-  D held;
-  held = v;
-  return held;
-}
-
 // Of 2 W numbers, the sums of W over this lane and the one across `bit`: the first ones where that bit of the lane is 0.
 template <int W> __device__ __forceinline__ void fold(T *v, int lane, int bit) {
   bool second = lane & bit;
@@ -98,8 +91,8 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS) lstm_steps(D *
     int quad = threadIdx.x & 28;
     T in = __shfl_sync(0xffffffffu, open, quad), forget = __shfl_sync(0xffffffffu, open, quad + 1);
     T out = __shfl_sync(0xffffffffu, open, quad + 2), candidate = __shfl_sync(0xffffffffu, open, quad + 3);
-    cell = rounded(keep * forget * cell + in * candidate);
-    T h = out * tanh(cell), next = rounded(later * h);
+    cell = as_held(keep * forget * cell + in * candidate);
+    T h = out * tanh(cell), next = as_held(later * h);
     if (!last) {
       if (gate == 0 && local < own) block.own[turn][s][local] = next;
       __syncthreads();
@@ -197,7 +190,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS) lstm_steps_gra
         dh += keep_later * handed;
       }
       gradient = gates_gradient(opened, keep, cell_before, cell, dcell, dh, &dcell);
-      gradient = Gates{rounded(gradient.i), rounded(gradient.f), rounded(gradient.o), rounded(gradient.g)};
+      gradient = Gates{as_held(gradient.i), as_held(gradient.f), as_held(gradient.o), as_held(gradient.g)};
       *(Lot<4> *)&block.dgates[turn][s][4 * local] = Lot<4>{gradient.i, gradient.f, gradient.o, gradient.g};
     }
     if (!last) {
