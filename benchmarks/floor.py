@@ -142,7 +142,7 @@ class _Programme:
         for variable, factor in costs:
             objective[self._columns[variable]] = factor
         rows = csr_array((self._factors, (self._rows, self._of)), shape=shape)
-        found = linprog(objective, A_ub=rows, b_ub=self._bounds, method="highs-ipm")
+        found = linprog(objective, A_ub=rows, b_ub=self._bounds, method="highs-ds")
         if found.status:
             raise RuntimeError(f"no floor was found: {found.message}")
         return float(found.fun)
