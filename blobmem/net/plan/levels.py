@@ -180,7 +180,7 @@ class _Search:
         self._good = GOOD * reckon(made.places, Times(net.device)).ms
         candidates, lacking = _candidates(net, made), made.places.layout.nbytes - room_of(net, made)
         inputs = {net.blobs[name].data_view.memory for name in net.inputs}
-        state = [each for each in candidates if each.memory not in inputs]
+        self._state = state = [each for each in candidates if each.memory not in inputs]
         self._much = sum(each.size for each in state) * LITTLE > lacking
         self._levels = [*dict.fromkeys(_first(state, part) for part in LEVELS)]
         self._some, self._most = _first(state, SOME), _first(state, MOST)
@@ -248,6 +248,20 @@ class _Search:
                 self._try(level, False, sliced)
             if self._many and not sliced and not needed and not better:
                 break  # to evict more would take longer still
+        if self._much and not self._exact and isinstance(self._best, Made):
+            self._try_between(self._best, sliced)
+
+    def _try_between(self, best: Made, sliced: bool) -> None:
+        """Evict what is half way from the state that the best evicts to the next that was tried, less and more."""
+        parts = sorted({*LEVELS, MOST})
+        known = [len(_first(self._state, part)) for part in parts]
+        if not self._is_slow or sliced != (best.sliced is not None) or len(best.state) not in known:
+            return
+        at = known.index(len(best.state))
+        for near in (*parts[:at][-1:], *parts[at + 1 :][:1]):
+            level = _first(self._state, (parts[at] + near) / 2)
+            if len(level) not in known:
+                self._try(level, best.spread > 0, sliced)
 
     def _try(self, level: Sequence[_Candidate], spread: bool, sliced: bool) -> bool:
         """Whether with so much evicted there is a better one, which then is the best."""

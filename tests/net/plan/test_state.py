@@ -795,6 +795,37 @@ def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
         assert len(sizes) > 2 and sizes == sorted({*sizes}) and sizes[-1] > 0.7 * state
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("best, between", [(10, [15]), (30, [25, 33]), (36, [33, 38]), (40, [38])])
+def test_state_half_way_to_what_was_tried_beside_the_best(monkeypatch, best, between, exact):
+    """Not where a plan is to give the same bits: each takes a while."""
+    monkeypatch.setattr(levels, "LEVELS", QUARTERS)
+    tried, evicted, spread = [], [], []
+
+    def in_less(*_):
+        tried.append((len(evicted), spread[-1]))
+        ms = 9.0 + abs(len(evicted) - best) + (spread[-1] == 0)
+        return Made([], [], [], [], set(), ms=ms, state=dict.fromkeys(evicted, 0), spread=spread[-1])
+
+    def evict_state(state, part=0.0):
+        evicted[:] = state
+        spread.append(part)
+
+    for name, stub in {
+        "room_of": lambda *_: 0, "Times": lambda _: None, "reckon": lambda *_: SimpleNamespace(ms=1.0),
+        "_candidates": lambda *_: [levels._Candidate(at, 1 << 18, 1.0) for at in range(40)], "_in_less": in_less,
+        "_staying": lambda net, found, good: found, "refined": lambda net, found: found, "_split": lambda *each: each[1],
+    }.items():  # fmt: skip
+        monkeypatch.setattr(levels, name, stub)
+    device = SimpleNamespace(deterministic=exact, most_bytes=1 << 20)
+    net = SimpleNamespace(device=device, passes=set(), _dynamic=False, evict_state=evict_state, inputs=[])
+    made = Made([], [], [], [], set(), drawn=SimpleNamespace(layout=SimpleNamespace(nbytes=1 << 20)), ms=1000.0)
+    found = levels._Search(net, made, made).run()
+    usual = [10, 20, 30, *([] if exact else [36]), 40]
+    assert [count for count, part in tried if part] == usual + ([] if exact else between)
+    assert len(found.state) == (min(usual, key=lambda count: abs(count - best)) if exact else best)
+
+
 @pytest.mark.parametrize("late, last", [(True, 7), (False, 1)])
 def test_updates_are_spread_over_what_is_left(late, last):
     """Two of twelve calls, where each takes 1 ms: the last one comes after two thirds."""
