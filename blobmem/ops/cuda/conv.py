@@ -110,7 +110,7 @@ def room_to_normalize(w: CudaArray, ws: CudaArray | None) -> tuple[CudaArray, Cu
 
 def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turned: bool, room: int | None,
                    window: Window) -> int:  # fmt: skip
-    if direction in _FIRST and _is_first(x, w, window, device):
+    if direction in _FIRST and is_first(x, w, window, device):
         return 0
     x, window, images = _turned_images(x, window)
     wide = _wide(direction, x, w, window, device, room)
@@ -132,7 +132,7 @@ def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool
                    **given: Any) -> int:  # fmt: skip
     """For plans, which cannot add to what is there, dw comes first."""
     window = _window(**given)
-    if _is_first(x, dw, window, device):
+    if is_first(x, dw, window, device):
         return conv_first.weights_bytes(x, dw, _most(device, room))
     x, window, images = _turned_images(x, window)
     wide = _wide("weights", x, dw, window, device, room)
@@ -147,7 +147,7 @@ def _weights_bytes(x: ArraySpec, dw: ArraySpec, *, device: Any, accumulate: bool
 _FIRST = frozenset({"forward", "forward+bias", RELU})
 
 
-def _is_first(x: Any, w: Any, window: Window, device: Any) -> bool:
+def is_first(x: Any, w: Any, window: Window, device: Any) -> bool:
     """Whether kernels of our own take images as they are to channels last."""
     return window[-1] == TURNS and conv_first.fits(x, w, window, device)
 
@@ -206,7 +206,7 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
     else:
         at, direction = ((2, 1), "data") if op == "conv_backward_data" else ((0, 2), "weights")
     w, window = specs[at[1]], _window(**stated)
-    if _is_first(specs[at[0]], w, window, device):
+    if is_first(specs[at[0]], w, window, device):
         return None
     x, window, _ = _turned_images(specs[at[0]], window)
     ways = () if direction == "data" else _ways(x, w, window, device)
@@ -278,7 +278,7 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
             relu: bool = False, turned: bool = False, other: CudaArray | None = None,
             room: int | None = None) -> None:  # fmt: skip
     """`conv_forward`, plus `other` if there is one, and with `relu` max(0, .) of that."""
-    if other is None and _is_first(x, w, window, x.device):
+    if other is None and is_first(x, w, window, x.device):
         conv_first.forward(x, w, b, y, relu=relu, turned=turned)
         return
     seen, window, images = _turned_images(x, window)
@@ -364,7 +364,7 @@ def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArr
 
 def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray | None, accumulate: bool,
                       window: Window, room: int | None = None) -> None:  # fmt: skip
-    if _is_first(x, dw, window, x.device):
+    if is_first(x, dw, window, x.device):
         conv_first.weights(x, dy, dw, ws, accumulate=accumulate, most=_most(x.device, room))
         return
     seen, window, images = _turned_images(x, window)

@@ -50,7 +50,7 @@ _FLOATS = _Kind(Kernels("conv_first"), "convolve_first", "weigh_first", 256, 192
 _PIXELS = Kernels("conv_pixels")
 _KINDS = {
     3: _Kind(_PIXELS, "convolve_3", "weigh_3", 128, 128, 2, 112, 528, 528),
-    7: _Kind(_PIXELS, "convolve_7", "weigh_7", 128, 256, 2, 112, 528, 528),
+    7: _Kind(_PIXELS, "convolve_7", "weigh_7", 128, 256, 2, 112, 528, 264),
 }
 
 
@@ -69,15 +69,19 @@ def fits(x: Any, w: Any, window: tuple[Any, ...], device: Any) -> bool:
     )  # fmt: skip
 
 
-def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, relu: bool, turned: bool) -> None:
+def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, relu: bool, turned: bool,
+            kept: CudaArray | None = None, gamma: CudaArray | None = None,
+            beta: CudaArray | None = None) -> None:  # fmt: skip
     """y (images, height, width, outputs) = x convolved with w, plus b, and with `relu` max(0, .) of that.
 
-    Weights that are `turned` have their channels last in memory.
+    Weights that are `turned` have their channels last in memory. If it is given, `kept` gets x convolved with w, plus
+    b: then y is made of what that holds, times gamma, plus beta, where those are given.
     """
     kind, (high, across) = _kind(w), _high_and_across(x, w)
     units = x.shape[0] * -(-high // kind.band) * -(-across // kind.chunk)
     grid = min(units, kind.blocks), w.shape[0] // _RUN, 1
-    kind.source.run(y, kind.ahead, grid, kind.threads, x, w, b, y, x.shape[0], _sizes(x, w), turned, relu)
+    arrays = x, w, b, kept, gamma, beta, y
+    kind.source.run(y, kind.ahead, grid, kind.threads, *arrays, x.shape[0], _sizes(x, w), turned, relu)
 
 
 def weights_bytes(x: Any, w: Any, most: int | None) -> int:

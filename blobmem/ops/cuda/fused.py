@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.ops.cuda import batch_norm, channels, conv, conv_pointwise, linear, norm
+from blobmem.ops.cuda import batch_norm, channels, conv, conv_first, conv_pointwise, linear, norm
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.cuda.products import only_products
 from blobmem.ops.registry import op
@@ -59,6 +59,10 @@ def conv_batch_norm_given(x: CudaArray, w: CudaArray, b: CudaArray | None, other
     _KERNELS.run(w, "normalizing_weights", outputs, THREADS, *arrays, w.size // max(1, outputs), outputs)
     if kept is None:
         conv.forward(x, weights, bias, y, rest, window, relu=relu, turned=turned, other=other, room=room)
+        return
+    if other is None and conv.is_first(x, w, window, x.device):
+        after = {"relu": relu, "kept": kept, "gamma": gamma, "beta": beta}
+        conv_first.forward(x, weights, bias, y, turned=turned, **after)
         return
     conv.forward(x, weights, bias, kept, rest, window, turned=turned, room=room)
     folded = kept.reshape(-1, outputs, 1) if layout != "NCHW" else kept.reshape(kept.shape[0], outputs, -1)

@@ -14,6 +14,7 @@ WINDOWS = {
     7: {"stride": (2, 2), "pad": (3, 3), "dilation": (1, 1), "group": 1},
 }
 LAYOUT = "NCHW to NHWC"
+NAMES = "b", "gamma", "beta"
 
 
 on_devices = pytest.mark.parametrize("cuda", ON_TENSOR_CORES, indirect=True)
@@ -65,6 +66,31 @@ def test_forward(cuda, rng, taps, images, plane, outputs, dtype):
         given = [None if each is None else each.astype(dtypes.of(dtype)) for each in given]
         got = cuda.run(name, *given, layout=LAYOUT, turned=turned, **WINDOWS[taps])[3]
         close(cuda, np.moveaxis(got, -1, 1), np.maximum(y, 0) if "relu" in name else y)
+
+
+@on_devices
+@in_dtypes
+@pytest.mark.parametrize("parts", ["gamma beta relu", "gamma", "relu", "b beta"])
+@on_cases
+def test_what_is_kept_of_it_normalised(cuda, rng, taps, images, plane, outputs, parts, dtype):
+    """As its numbers are made, and y of what it holds: of one launch, behind that which multiplies the weights."""
+    x, w, b, y = arrays(rng, taps, images, plane, outputs, dtype)
+    mean, inv_std = np.zeros(2 * outputs, np.float32), rng.uniform(0.5, 2, size=outputs).astype(np.float32)
+    mean[:outputs] = rng.normal(size=outputs)
+    gamma, beta = (rng.normal(size=outputs).astype(dtypes.of(dtype)) for _ in range(2))
+    b, gamma, beta = (
+        array if name in parts.split() else None for name, array in zip(NAMES, (b, gamma, beta), strict=True)
+    )
+    host("conv_forward", taps, x, w, b, y)
+    xhat = (y - mean[:outputs, None, None]) * inv_std[:, None, None]
+    empty = np.full(last(y).shape, np.nan).astype(dtypes.of(dtype))
+    given = [None if each is None else each.astype(dtypes.of(dtype)) for each in (x, w, b)]
+    given = *given, None, empty, empty.copy(), mean, inv_std, gamma, beta
+    got = cuda.run("conv_batch_norm_given", *given, layout=LAYOUT, relu="relu" in parts, **WINDOWS[taps])
+    close(cuda, np.moveaxis(got[5], -1, 1), xhat)
+    times, plus = (one if each is None else each.astype(np.float32) for each, one in ((gamma, 1), (beta, 0)))
+    wanted = got[5].astype(np.float32) * times + plus
+    close(cuda, got[4], np.maximum(wanted, 0) if "relu" in parts else wanted)
 
 
 @on_devices

@@ -58,13 +58,15 @@ __device__ __forceinline__ void fetch_lines(T *to, const D *image, const Sizes &
   fetch(to, 3 * HIGH * fours, get, [](int i) { return i * 4; });
 }
 
-// y = x convolved with w, plus b unless that is null, and with `relu` max(0, .) of that. w is (channels of y, 3, taps), or if
-// `turned` (channels of y, taps, 3). Blocks take a band of lines after the other, and the channels of y by their second
-// number. A warp makes 16 channels of two lines, whose weights it keeps.
+// y = x convolved with w, plus b unless that is null, and with `relu` max(0, .) of that. Unless it is null `kept` gets what is
+// made so far, and y is that times gamma, plus beta, and ReLU. w is (channels of y, 3, taps), or if `turned` (channels of y,
+// taps, 3). Blocks take a band of lines after the other, and the channels of y by their second number. A warp makes 16
+// channels of two lines, whose weights it keeps.
 #define BAND 4
 #define SEEN (2 * (BAND - 1) + TAPS)  // lines of x for a band
 extern "C" __global__ void __launch_bounds__(256, 2)
-    convolve_first(const D *x, const D *w, const D *b, D *y, i64 images, Dims dims, int turned, int relu) {
+    convolve_first(const D *x, const D *w, const D *b, D *kept, const D *gamma, const D *beta, D *y, i64 images, Dims dims,
+                   int turned, int relu) {
   __shared__ Lot<4> shared[SHARED / 4];
   T *room = shared[0].at;
   Sizes s(dims);
@@ -108,10 +110,20 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         int p = p0 + n / 2, q = q0 + i + n % 2 * 8, e = n % 2 * 2;
         const T(&of)[2][4] = found[n / 2];
         Lot<4> four = {of[0][e], of[0][e + 1], of[1][e], of[1][e + 1]};
+        i64 to = ((image * s.high + p) * s.across + q) * s.channels + m0 + j * 4;
+        bool inside = p < s.high && q < s.across;
+        if (kept) {
+          if (inside) store<4>(kept, to, four);
+#pragma unroll
+          for (int k = 0; k < 4; k++) {
+            int m = m0 + j * 4 + k;
+            four.at[k] = fma(as_held(four.at[k]), gamma ? (T)gamma[m] : (T)1, beta ? (T)beta[m] : (T)0);
+          }
+        }
 #pragma unroll
         for (int k = 0; k < 4; k++)
           if (relu && four.at[k] <= 0) four.at[k] = 0;
-        if (p < s.high && q < s.across) store<4>(y, ((image * s.high + p) * s.across + q) * s.channels + m0 + j * 4, four);
+        if (inside) store<4>(y, to, four);
       }
     }
   }
