@@ -229,7 +229,7 @@ class _Search:
     def _try_levels(self, sliced: bool) -> None:
         """Evict more and more state: with updates spread, and where they are, too, but of many calls only if that was a
         help; where it is little, with updates where they are. If nothing fits, all of it first, which needs least, and
-        with updates where they are if spread ones are no help."""
+        with updates where they are if spread ones are no help; of many calls less and less then, while that helps."""
         if sliced and self._exact:
             self._try((), False, sliced)
         needed = self._best.requested if isinstance(self._best, OutOfDeviceMemory) else 0
@@ -237,8 +237,11 @@ class _Search:
             self._try(self._all, False, sliced)
         most = [] if self._exact else [self._most]
         compared = [*self._levels[:-1], *most, *dict.fromkeys([self._levels[-1], self._all])]
+        less, first = self._many and not sliced and needed > 0, self._best
+        if less:  # what takes longest to plan, as most is made anew, is then seldom tried
+            compared.reverse()
         for level in (compared if self._much else [self._some]) if self._is_found else ():
-            if isinstance(self._best, Made) and not self._is_slow and len(self._best.state) <= len(level):
+            if isinstance(self._best, Made) and not (less or self._is_slow) and len(self._best.state) <= len(level):
                 break
             if needed - sum(each.size for each in level) > (self._net.device.most_bytes or 0):
                 continue
@@ -246,8 +249,8 @@ class _Search:
             both = better or not self._many if not needed else not better and level is not self._all
             if self._much and both:
                 self._try(level, False, sliced)
-            if self._many and not sliced and not needed and not better:
-                break  # to evict more would take longer still
+            if self._many and not sliced and not better and (not less or self._best is not first):
+                break  # to evict more, or less, would take longer still
         if self._much and not self._exact and isinstance(self._best, Made):
             self._try_between(self._best, sliced)
 

@@ -337,7 +337,7 @@ def _walked_ways(
                 break
             whole.load += lacking
             found = rounds.walked(whole, int(part * room), rounds.WALKS // FEWER, [each.setting for each in found])
-        if found[0].over <= 0 and best() <= CLOSE * (whole.clock[-1] + found[0].ms):
+        if found[0].over > 0 or best() <= CLOSE * (whole.clock[-1] + found[0].ms):
             return
         walks = rounds.WALKS // FEWER
 

@@ -112,6 +112,19 @@ def test_they_have_nearly_all_of_the_room_and_less_while_copies_are_waited_for(m
     assert rooms == [int(part * room) for part in parts]
 
 
+def test_where_nearly_all_of_the_room_does_not_do_less_is_not_tried(monkeypatch):
+    net, rooms = built(), list[int]()
+    room = int(0.5 * whole(net).load.max())
+
+    def too_much(of, part, *near):
+        rooms.append(part)
+        return [each._replace(over=1) for each in walked(of, part, *near)]
+
+    monkeypatch.setattr(ways.rounds, "walked", too_much)
+    assert [*ways.ways(net, room, Times(net.device), lambda: math.inf)]
+    assert rooms == [int(ways.FULL[0] * room)]
+
+
 def test_searches_go_on_from_what_others_have_begun():
     every = whole(built(), evicts=True)
     room = int(0.25 * every.load.max())

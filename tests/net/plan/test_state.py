@@ -875,6 +875,41 @@ def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, 
         assert {many for many, _ in tried} == {0, 1, 2, 3, 4} and any(sliced for _, sliced in tried) and best.ms < 8.0
 
 
+@pytest.mark.parametrize("calls", [1, levels.MANY])
+def test_of_many_calls_less_and_less_state_is_tried_while_that_helps(monkeypatch, calls):
+    """Where nothing fits without: with little of it most is made anew, which takes longest to plan."""
+    monkeypatch.setattr(levels, "LEVELS", QUARTERS)
+    took, tried, evicted = {1: 5.0, 2: 9.0, 3: 8.0, 4: 30.0}, [], []
+
+    def made(ms):
+        draft = SimpleNamespace(layout=SimpleNamespace(nbytes=1 << 20))
+        return Made([None] * calls, [], [], [], set(), drawn=draft, ms=ms, state=dict.fromkeys(evicted, 0))
+
+    def in_less(*_):
+        tried.append(len(evicted))
+        return made(took[len(evicted)])
+
+    def evict_state(state, spread=0.0):
+        evicted[:] = state
+
+    error = OutOfDeviceMemory("", 1 << 20, 0, 0, [])
+    for name, stub in {
+        "room_of": lambda *_: 0, "Times": lambda _: None, "_in_less": in_less, "refined": lambda net, found: found,
+        "reckon": lambda *_: SimpleNamespace(ms=1.0), "_staying": lambda net, found, good: found,
+        "_candidates": lambda *_: [levels._Candidate(at, 1 << 18, 1.0) for at in range(4)],
+        "_split": lambda *each: each[1],
+    }.items():  # fmt: skip
+        monkeypatch.setattr(levels, name, stub)
+    device = SimpleNamespace(deterministic=False, most_bytes=1 << 20)
+    net = SimpleNamespace(device=device, passes=set(), _dynamic=False, evict_state=evict_state, inputs=[])
+    best = levels._Search(net, made(0.0), error).run()
+    in_turn = [count for count, _ in itertools.groupby(tried)]
+    if calls == levels.MANY:
+        assert in_turn == [4, 3, 2] and best.ms == 8.0
+    else:
+        assert in_turn[:4] == [4, 1, 2, 3] and best.ms == 5.0
+
+
 def test_a_longer_run_ends_where_half_as_much_crosses_its_end():
     """Behind the pooling layer, which leaves a quarter, and behind the scores."""
     net = solver(SimulatedDevice(), "ends", tested=False).net
