@@ -26,7 +26,7 @@ class _Kind(NamedTuple):
 
     Attributes:
         source: which has them.
-        ahead, back: their names.
+        ahead, back: their names; of that which keeps what it makes before it scales that, `ahead` with "_kept".
         threads, back_threads: of a block.
         band, chunk: how many lines of y, and numbers of these, a block makes at a time.
         blocks: that a card of 132 multiprocessors runs at a time.
@@ -80,8 +80,8 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, re
     kind, (high, across) = _kind(w), _high_and_across(x, w)
     units = x.shape[0] * -(-high // kind.band) * -(-across // kind.chunk)
     grid = min(units, kind.blocks), w.shape[0] // _RUN, 1
-    arrays = x, w, b, kept, gamma, beta, y
-    kind.source.run(y, kind.ahead, grid, kind.threads, *arrays, x.shape[0], _sizes(x, w), turned, relu)
+    name, beside = (kind.ahead, ()) if kept is None else (f"{kind.ahead}_kept", (kept, gamma, beta))
+    kind.source.run(y, name, grid, kind.threads, x, w, b, *beside, y, x.shape[0], _sizes(x, w), turned, relu)
 
 
 def weights_bytes(x: Any, w: Any, most: int | None) -> int:

@@ -61,8 +61,7 @@ def conv_batch_norm_given(x: CudaArray, w: CudaArray, b: CudaArray | None, other
         conv.forward(x, weights, bias, y, rest, window, relu=relu, turned=turned, other=other, room=room)
         return
     if other is None and conv.is_first(x, w, window, x.device):
-        after = {"relu": relu, "kept": kept, "gamma": gamma, "beta": beta}
-        conv_first.forward(x, weights, bias, y, turned=turned, **after)
+        conv_first.forward(x, weights, bias, y, relu=relu, turned=turned, kept=kept, gamma=gamma, beta=beta)
         return
     conv.forward(x, weights, bias, kept, rest, window, turned=turned, room=room)
     folded = kept.reshape(-1, outputs, 1) if layout != "NCHW" else kept.reshape(kept.shape[0], outputs, -1)

@@ -58,15 +58,15 @@ __device__ __forceinline__ void fetch_lines(T *to, const D *image, const Sizes &
   fetch(to, 3 * HIGH * fours, get, [](int i) { return i * 4; });
 }
 
-// y = x convolved with w, plus b unless that is null, and with `relu` max(0, .) of that. Unless it is null `kept` gets what is
-// made so far, and y is that times gamma, plus beta, and ReLU. w is (channels of y, 3, taps), or if `turned` (channels of y,
-// taps, 3). Blocks take a band of lines after the other, and the channels of y by their second number. A warp makes 16
-// channels of two lines, whose weights it keeps.
+// y = x convolved with w, plus b unless that is null, and with `relu` max(0, .) of that. If it KEEPS them, `kept` gets numbers
+// before that, and y is made of them times gamma, plus beta, unless those are null. w is (channels of y, 3, taps), or if
+// `turned` (channels of y, taps, 3). Blocks take a band of lines after the other, and the channels of y by their second
+// number. A warp makes 16 channels of two lines, whose weights it has.
 #define BAND 4
 #define SEEN (2 * (BAND - 1) + TAPS)  // lines of x for a band
-extern "C" __global__ void __launch_bounds__(256, 2)
-    convolve_first(const D *x, const D *w, const D *b, D *kept, const D *gamma, const D *beta, D *y, i64 images, Dims dims,
-                   int turned, int relu) {
+template <bool KEEPS>
+__device__ __forceinline__ void convolve(const D *x, const D *w, const D *b, D *kept, const D *gamma, const D *beta, D *y,
+                                         i64 images, const Dims &dims, bool turned, bool relu) {
   __shared__ Lot<4> shared[SHARED / 4];
   T *room = shared[0].at;
   Sizes s(dims);
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         Lot<4> four = {of[0][e], of[0][e + 1], of[1][e], of[1][e + 1]};
         i64 to = ((image * s.high + p) * s.across + q) * s.channels + m0 + j * 4;
         bool inside = p < s.high && q < s.across;
-        if (kept) {
+        if (KEEPS) {
           if (inside) store<4>(kept, to, four);
 #pragma unroll
           for (int k = 0; k < 4; k++) {
@@ -127,6 +127,17 @@ extern "C" __global__ void __launch_bounds__(256, 2)
       }
     }
   }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+    convolve_first(const D *x, const D *w, const D *b, D *y, i64 images, Dims dims, int turned, int relu) {
+  convolve<false>(x, w, b, nullptr, nullptr, nullptr, y, images, dims, turned, relu);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+    convolve_first_kept(const D *x, const D *w, const D *b, D *kept, const D *gamma, const D *beta, D *y, i64 images,
+                        Dims dims, int turned, int relu) {
+  convolve<true>(x, w, b, kept, gamma, beta, y, images, dims, turned, relu);
 }
 
 // Gradients for the weights: a block sums up a part of the lines of dy of all images, for the channels that its second number

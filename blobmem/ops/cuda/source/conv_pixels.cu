@@ -109,23 +109,26 @@ __device__ __forceinline__ void fetch_weights(u32 *to, const D *w, int m0, bool 
   }
 }
 
-// y = x convolved with w, plus b unless that is null, and with `relu` max(0, .) of that. Unless it is null `kept` gets what is
-// made so far, and y is that times gamma, plus beta, and ReLU. w is (channels of y, 3, taps), or if `turned` (channels of y,
-// taps, 3). A block takes a band of lines in one chunk after the other; its second number says which channels of y. A warp
-// makes sixteen numbers of both lines.
-template <int TAPS, int STRIDE>
+// y = x convolved with w, plus b unless that is null, and with `relu` max(0, .) of that. If it KEEPS them, `kept` gets numbers
+// before that, and y is made of them times gamma, plus beta, unless those are null. w is (channels of y, 3, taps), or if
+// `turned` (channels of y, taps, 3). A block takes a band of lines in one chunk after the other; its second number says which
+// channels of y. A warp makes sixteen numbers of both lines.
+template <int TAPS, int STRIDE, bool KEEPS>
 __device__ __forceinline__ void convolve(const D *x, const D *w, const D *b, D *kept, const D *gamma, const D *beta, D *y,
                                          i64 images, const Dims &dims, bool turned, bool relu) {
   typedef Kind<TAPS, STRIDE> K;
   __shared__ Quad pixels[K::SEEN * K::PITCH * WORDS / 4], weights[TAPS * K::STEPS * RUN * 2];
-  __shared__ T bias[RUN], factors[2][RUN];
+  __shared__ T bias[RUN];
+  __shared__ Lot<PACK> factors[2][RUN / PACK];
   Sizes s(dims);
   int lane = threadIdx.x & 31, i = lane / 4, j = lane % 4, m0 = blockIdx.y * RUN;
   int bands = (s.high + K::BAND - 1) / K::BAND, chunks = (s.across + CHUNK - 1) / CHUNK;
   fetch_weights<TAPS, STRIDE>(weights[0].at, w, m0, turned);
   for (int m = threadIdx.x; m < RUN; m += blockDim.x) {
     bias[m] = b ? (T)b[m0 + m] : (T)0;
-    factors[0][m] = gamma ? (T)gamma[m0 + m] : (T)1, factors[1][m] = beta ? (T)beta[m0 + m] : (T)0;
+    if (!KEEPS) continue;
+    factors[0][m / PACK].at[m % PACK] = gamma ? (T)gamma[m0 + m] : (T)1;
+    factors[1][m / PACK].at[m % PACK] = beta ? (T)beta[m0 + m] : (T)0;
   }
 #pragma unroll 1
   for (i64 unit = blockIdx.x; unit < images * bands * chunks; unit += gridDim.x) {
@@ -172,8 +175,8 @@ __device__ __forceinline__ void convolve(const D *x, const D *w, const D *b, D *
         int m = pack * 4 * PACK + j * PACK;
         i64 to = ((image * s.high + p) * s.across + at) * s.channels + m0 + m;
         bool inside = p < s.high && at < s.across;
-        if (kept) {
-          Lot<PACK> times = load<PACK>(factors[0], m), plus = load<PACK>(factors[1], m);
+        if (KEEPS) {
+          Lot<PACK> times = factors[0][m / PACK], plus = factors[1][m / PACK];
           if (inside) store<PACK>(kept, to, lot);
 #pragma unroll
           for (int k = 0; k < PACK; k++) lot.at[k] = fma(as_held(lot.at[k]), times.at[k], plus.at[k]);
@@ -297,9 +300,14 @@ __device__ __forceinline__ void weigh(const D *x, const D *dy, D *dw, T *partial
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
-    convolve_3(const D *x, const D *w, const D *b, D *kept, const D *gamma, const D *beta, D *y, i64 images, Dims dims,
-               int turned, int relu) {
-  convolve<3, 1>(x, w, b, kept, gamma, beta, y, images, dims, turned, relu);
+    convolve_3(const D *x, const D *w, const D *b, D *y, i64 images, Dims dims, int turned, int relu) {
+  convolve<3, 1, false>(x, w, b, nullptr, nullptr, nullptr, y, images, dims, turned, relu);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 4)
+    convolve_3_kept(const D *x, const D *w, const D *b, D *kept, const D *gamma, const D *beta, D *y, i64 images, Dims dims,
+                    int turned, int relu) {
+  convolve<3, 1, true>(x, w, b, kept, gamma, beta, y, images, dims, turned, relu);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
@@ -309,10 +317,17 @@ extern "C" __global__ void __launch_bounds__(128, 4)
 
 // Of halves; those of floats, for which there is too little shared memory, are in conv_first.cu.
 extern "C" __global__ void __launch_bounds__(128, 4)
-    convolve_7(const D *x, const D *w, const D *b, D *kept, const D *gamma, const D *beta, D *y, i64 images, Dims dims,
-               int turned, int relu) {
+    convolve_7(const D *x, const D *w, const D *b, D *y, i64 images, Dims dims, int turned, int relu) {
 #ifdef HALVES
-  convolve<7, 2>(x, w, b, kept, gamma, beta, y, images, dims, turned, relu);
+  convolve<7, 2, false>(x, w, b, nullptr, nullptr, nullptr, y, images, dims, turned, relu);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(128, 4)
+    convolve_7_kept(const D *x, const D *w, const D *b, D *kept, const D *gamma, const D *beta, D *y, i64 images, Dims dims,
+                    int turned, int relu) {
+#ifdef HALVES
+  convolve<7, 2, true>(x, w, b, kept, gamma, beta, y, images, dims, turned, relu);
 #endif
 }
 

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     pointwise_given(const D *x, const D *w, const D *b, const D *other, D *y, D *kept, const T *mean, const T *inv_std,
                     const D *gamma, const D *beta, i64 pixels, i64 inputs, i64 channels, int relu) {
   __shared__ Pack chunks[STAGES][(HIGH + ACROSS) * PACKS];
-  __shared__ T factors[4][ACROSS];
+  __shared__ Lot<PACK> factors[4][ACROSS / PACK];
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = warp % 4 * 32, column = warp / 4 * (ACROSS / 2);
   int runs = (int)channels / ACROSS, n0 = (int)(blockIdx.x % runs) * ACROSS, stage = 0;
   i64 m0 = (i64)(blockIdx.x / runs) * HIGH, step = (i64)(gridDim.x / runs) * HIGH;
@@ -101,8 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     int n = n0 + c;
     T times = gamma ? (T)gamma[n] : (T)1, plus = beta ? (T)beta[n] : (T)0, own = kept ? inv_std[n] : inv_std[n] * times;
     T shift = (b ? b[n] - mean[n] : -mean[n]) - mean[channels + n];
-    factors[0][c] = own, factors[1][c] = kept ? shift * own : fma(shift, own, plus);
-    factors[2][c] = times, factors[3][c] = plus;
+    T each[] = {own, kept ? shift * own : fma(shift, own, plus), times, plus};
+#pragma unroll
+    for (int k = 0; k < 4; k++) factors[k][c / PACK].at[c % PACK] = each[k];
   }
 #pragma unroll 1
   for (; m0 < pixels; m0 += step) {
@@ -124,15 +125,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
 #pragma unroll
     for (int n = 0; n < 4 * GROUPS; n++) {
-      int line = n % 4, group = n / 4, c = column + group * GROUP + lane % 4 * PACK;
+      int line = n % 4, group = n / 4, c = (column + group * GROUP) / PACK + lane % 4;
       i64 to = at + line * 8 * channels + group * GROUP;
-      Lot<PACK> lot, times = load<PACK>(factors[0], c), plus = load<PACK>(factors[1], c);
+      Lot<PACK> lot, times = factors[0][c], plus = factors[1][c];
 #pragma unroll
       for (int k = 0; k < PACK; k++)
         lot.at[k] = fma(found[line / 2][group * (PACK / 2) + k / 2][line % 2 * 2 + k % 2], times.at[k], plus.at[k]);
       if (kept) {
         if (line * 8 < left) store<PACK>(kept, to, lot);
-        times = load<PACK>(factors[2], c), plus = load<PACK>(factors[3], c);
+        times = factors[2][c], plus = factors[3][c];
 #pragma unroll
         for (int k = 0; k < PACK; k++) lot.at[k] = fma(as_held(lot.at[k]), times.at[k], plus.at[k]);
       }
