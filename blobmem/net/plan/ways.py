@@ -326,9 +326,11 @@ def _walked_ways(
     for part in BESIDE if net._evicted else FULL:
         found = rounds.walked(whole, int(part * room), walks)
         for aim in range(AIMS + 1):
+            if found[0].over > 0:
+                return
             seeming = (each for each in found[:FOUND] if each.ms + whole.clock[-1] < SEEMS * best())
             lacking = np.zeros_like(whole.load)
-            for at, each in enumerate(seeming if found[0].over <= 0 else ()):
+            for at, each in enumerate(seeming):
                 way = way_with(net, Less((), whole.held, each.rounds, apart))._replace(away={*each.away})
                 if at == 0:
                     lacking = _lacking(drawn, way, room)
@@ -337,7 +339,7 @@ def _walked_ways(
                 break
             whole.load += lacking
             found = rounds.walked(whole, int(part * room), rounds.WALKS // FEWER, [each.setting for each in found])
-        if found[0].over > 0 or best() <= CLOSE * (whole.clock[-1] + found[0].ms):
+        if best() <= CLOSE * (whole.clock[-1] + found[0].ms):
             return
         walks = rounds.WALKS // FEWER
 
