@@ -795,32 +795,49 @@ def test_little_state_is_tried_once_and_much_in_steps(monkeypatch, little):
         assert len(sizes) > 2 and sizes == sorted({*sizes}) and sizes[-1] > 0.7 * state
 
 
+def in_levels(monkeypatch, count, took, calls=1, exact=False, passes=frozenset()):
+    """A net of so many calls, with so many arrays of state, and what makes its plans of the ms that they take. `took` says
+    how many, given how many arrays are evicted, the part of the room that spread updates leave, and the best before if
+    slices are tried."""
+    evicted, spread = [], [0.0]
+
+    def made(ms):
+        draft = SimpleNamespace(layout=SimpleNamespace(nbytes=1 << 20))
+        state = dict.fromkeys(evicted, 0)
+        return Made([None] * calls, [], [], [], set(), drawn=draft, ms=ms, state=state, spread=spread[0])
+
+    def in_less(net, good, best, most_ms=math.inf):
+        return made(took(len(evicted), spread[0], best))
+
+    def evict_state(state, part=0.0):
+        evicted[:], spread[0] = state, part
+
+    for name, stub in {
+        "LEVELS": QUARTERS, "fits": lambda *_: False, "room_of": lambda *_: 0, "Times": lambda _: None,
+        "reckon": lambda *_: SimpleNamespace(ms=1.0), "_fits": lambda *_: made(10.0), "_abreast": lambda *_: [],
+        "_staying": lambda net, found, good: found, "_in_less": in_less,
+        "_candidates": lambda *_: [levels._Candidate(at, 1 << 18, 1.0) for at in range(count)],
+    }.items():  # fmt: skip
+        monkeypatch.setattr(levels, name, stub)
+    device = SimpleNamespace(deterministic=exact, most_bytes=1 << 20)
+    net = SimpleNamespace(
+        device=device, passes=passes, _dynamic=False, take_sources=lambda: False, evict_state=evict_state, inputs=[]
+    )
+    return net, made
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("best, between", [(10, [15]), (30, [25, 33]), (36, [33, 38]), (40, [38])])
 def test_state_half_way_to_what_was_tried_beside_the_best(monkeypatch, best, between, exact):
     """Not where a plan is to give the same bits: each takes a while."""
-    monkeypatch.setattr(levels, "LEVELS", QUARTERS)
-    tried, evicted, spread = [], [], []
+    tried = []
 
-    def in_less(*_):
-        tried.append((len(evicted), spread[-1]))
-        ms = 9.0 + abs(len(evicted) - best) + (spread[-1] == 0)
-        return Made([], [], [], [], set(), ms=ms, state=dict.fromkeys(evicted, 0), spread=spread[-1])
+    def took(count, part, _):
+        tried.append((count, part))
+        return 9.0 + abs(count - best) + (part == 0)
 
-    def evict_state(state, part=0.0):
-        evicted[:] = state
-        spread.append(part)
-
-    for name, stub in {
-        "room_of": lambda *_: 0, "Times": lambda _: None, "reckon": lambda *_: SimpleNamespace(ms=1.0),
-        "_candidates": lambda *_: [levels._Candidate(at, 1 << 18, 1.0) for at in range(40)], "_in_less": in_less,
-        "_staying": lambda net, found, good: found, "refined": lambda net, found: found, "_split": lambda *each: each[1],
-    }.items():  # fmt: skip
-        monkeypatch.setattr(levels, name, stub)
-    device = SimpleNamespace(deterministic=exact, most_bytes=1 << 20)
-    net = SimpleNamespace(device=device, passes=set(), _dynamic=False, evict_state=evict_state, inputs=[])
-    made = Made([], [], [], [], set(), drawn=SimpleNamespace(layout=SimpleNamespace(nbytes=1 << 20)), ms=1000.0)
-    found = levels._Search(net, made, made).run()
+    net, made = in_levels(monkeypatch, 40, took, exact=exact)
+    found = levels._Search(net, made(1000.0), made(1000.0)).run()
     usual = [10, 20, 30, *([] if exact else [36]), 40]
     assert [count for count, part in tried if part] == usual + ([] if exact else between)
     assert len(found.state) == (min(usual, key=lambda count: abs(count - best)) if exact else best)
@@ -843,31 +860,13 @@ def test_updates_are_spread_over_what_is_left(late, last):
 @pytest.mark.parametrize("calls", [1, levels.MANY])
 def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, calls):
     """Nor slices, where the whole batch fits: each plan takes a minute."""
-    monkeypatch.setattr(levels, "LEVELS", QUARTERS)
-    found, tried, evicted = itertools.chain((8.0, 8.5, 9.0, 7.0, 6.0), itertools.repeat(20.0)), [], []
+    found, tried = itertools.chain((8.0, 8.5, 9.0, 7.0, 6.0), itertools.repeat(20.0)), []
 
-    def made(ms):
-        draft = SimpleNamespace(layout=SimpleNamespace(nbytes=1 << 20))
-        return Made([None] * calls, [], [], [], set(), drawn=draft, ms=ms, state=dict.fromkeys(evicted, 0))
+    def took(count, _, best):
+        tried.append((count, best is not None))
+        return next(found)
 
-    def in_less(net, good, best, most_ms=math.inf):
-        tried.append((len(evicted), best is not None))
-        return made(next(found))
-
-    def evict_state(state, spread=0.0):
-        evicted[:] = state
-
-    for name, stub in {
-        "fits": lambda *_: False, "room_of": lambda *_: 0, "Times": lambda _: None, "_in_less": in_less,
-        "reckon": lambda *_: SimpleNamespace(ms=1.0), "_fits": lambda *_: made(10.0), "_abreast": lambda *_: [],
-        "_staying": lambda net, found, good: found,
-        "_candidates": lambda *_: [levels._Candidate(at, 1 << 18, 1.0) for at in range(4)],
-    }.items():  # fmt: skip
-        monkeypatch.setattr(levels, name, stub)
-    device = SimpleNamespace(deterministic=False, most_bytes=1 << 20)
-    net = SimpleNamespace(
-        device=device, passes={"slices"}, _dynamic=False, take_sources=lambda: False, evict_state=evict_state, inputs=[]
-    )
+    net, made = in_levels(monkeypatch, 4, took, calls, passes={"slices"})
     best = levels._fitted(net, made(0.0))
     if calls == levels.MANY:  # the first level, also with updates where they are, and the second
         assert tried == [(1, False), (1, False), (2, False)] and best.ms == 8.0
@@ -878,31 +877,14 @@ def test_of_many_calls_no_more_state_is_tried_once_that_is_no_help(monkeypatch, 
 @pytest.mark.parametrize("calls", [1, levels.MANY])
 def test_of_many_calls_less_and_less_state_is_tried_while_that_helps(monkeypatch, calls):
     """Where nothing fits without: with little of it most is made anew, which takes longest to plan."""
-    monkeypatch.setattr(levels, "LEVELS", QUARTERS)
-    took, tried, evicted = {1: 5.0, 2: 9.0, 3: 8.0, 4: 30.0}, [], []
+    ms, tried = {1: 5.0, 2: 9.0, 3: 8.0, 4: 30.0}, []
 
-    def made(ms):
-        draft = SimpleNamespace(layout=SimpleNamespace(nbytes=1 << 20))
-        return Made([None] * calls, [], [], [], set(), drawn=draft, ms=ms, state=dict.fromkeys(evicted, 0))
+    def took(count, *_):
+        tried.append(count)
+        return ms[count]
 
-    def in_less(*_):
-        tried.append(len(evicted))
-        return made(took[len(evicted)])
-
-    def evict_state(state, spread=0.0):
-        evicted[:] = state
-
-    error = OutOfDeviceMemory("", 1 << 20, 0, 0, [])
-    for name, stub in {
-        "room_of": lambda *_: 0, "Times": lambda _: None, "_in_less": in_less, "refined": lambda net, found: found,
-        "reckon": lambda *_: SimpleNamespace(ms=1.0), "_staying": lambda net, found, good: found,
-        "_candidates": lambda *_: [levels._Candidate(at, 1 << 18, 1.0) for at in range(4)],
-        "_split": lambda *each: each[1],
-    }.items():  # fmt: skip
-        monkeypatch.setattr(levels, name, stub)
-    device = SimpleNamespace(deterministic=False, most_bytes=1 << 20)
-    net = SimpleNamespace(device=device, passes=set(), _dynamic=False, evict_state=evict_state, inputs=[])
-    best = levels._Search(net, made(0.0), error).run()
+    net, made = in_levels(monkeypatch, 4, took, calls)
+    best = levels._Search(net, made(0.0), OutOfDeviceMemory("", 1 << 20, 0, 0, [])).run()
     in_turn = [count for count, _ in itertools.groupby(tried)]
     if calls == levels.MANY:
         assert in_turn == [4, 3, 2] and best.ms == 8.0

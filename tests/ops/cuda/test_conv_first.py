@@ -14,7 +14,6 @@ WINDOWS = {
     7: {"stride": (2, 2), "pad": (3, 3), "dilation": (1, 1), "group": 1},
 }
 LAYOUT = "NCHW to NHWC"
-NAMES = "b", "gamma", "beta"
 
 
 on_devices = pytest.mark.parametrize("cuda", ON_TENSOR_CORES, indirect=True)
@@ -73,13 +72,13 @@ def test_forward(cuda, rng, taps, images, plane, outputs, dtype):
 @pytest.mark.parametrize("parts", ["gamma beta relu", "b"])
 @on_cases
 def test_what_is_kept_of_it_normalised(cuda, rng, taps, images, plane, outputs, parts, dtype):
-    """As its numbers are made, and y of what it holds: of one launch, behind that which multiplies the weights."""
+    """As its numbers are made, and y of what it holds."""
     x, w, b, y = arrays(rng, taps, images, plane, outputs, dtype)
     mean, inv_std = np.zeros(2 * outputs, np.float32), rng.uniform(0.5, 2, size=outputs).astype(np.float32)
     mean[:outputs] = rng.normal(size=outputs)
     gamma, beta = (rng.normal(size=outputs).astype(dtypes.of(dtype)) for _ in range(2))
     b, gamma, beta = (
-        array if name in parts.split() else None for name, array in zip(NAMES, (b, gamma, beta), strict=True)
+        array if name in parts.split() else None for name, array in {"b": b, "gamma": gamma, "beta": beta}.items()
     )
     host("conv_forward", taps, x, w, b, y)
     xhat = (y - mean[:outputs, None, None]) * inv_std[:, None, None]
