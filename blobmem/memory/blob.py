@@ -352,6 +352,7 @@ class Blob:
         view = half.view
         self._check_owner(view, writes=True)
         memory = view.memory
+        memory.announce(intent)
         memory.access(Side.HOST, view.offset, view.nbytes, intent)
         if half.array is None or half.version != memory.version:
             half.array = memory.host_array(view.offset, self._shape, self.dtype)
@@ -397,6 +398,7 @@ class Blob:
     def _address(self, half: _Half, intent: Intent) -> int:
         view = half.view
         self._check_owner(view, intent is not Intent.READ)
+        view.memory.announce(intent)
         return view.memory.access(Side.DEVICE, view.offset, view.nbytes, intent)
 
     # ---------------------------------------------------------------- the standard doors
@@ -474,6 +476,7 @@ class Blob:
         self._check_owner(view, intent is not Intent.READ)
         memory = view.memory
         side = side or self._computing_side(view)
+        memory.announce(intent)
         address = memory.access(side, view.offset, view.nbytes, intent)
         if side is Side.DEVICE:
             return self.device.as_array(address, self._shape, self.dtype)

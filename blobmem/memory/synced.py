@@ -7,7 +7,7 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -76,6 +76,7 @@ class SyncedMemory:
 
     away = evicted = False
     staying = 0
+    _listener: Callable[[], Callable[[], None] | None] | None = None
     _copied: Event | None = None  # the end of the copies from and to the host side that `take` and `give` have queued
     _user: Stream | None = None  # whose graphs may make such copies at any later time
 
@@ -214,6 +215,7 @@ class SyncedMemory:
 
     def _cpu_data(self, intent: Intent) -> np.ndarray:
         size = self._size
+        self.announce(intent)
         self.access(_HOST_SIDE, 0, size, intent)
         return self.host_array(0, (size,), np.uint8, intent is not _READ)
 
@@ -223,6 +225,7 @@ class SyncedMemory:
 
     def mutable_gpu_data(self) -> int:
         """The device address of the first `size` bytes, to read and write. Counts as a write."""
+        self.announce(Intent.WRITE)
         return self.access(Side.DEVICE, 0, self._size, Intent.WRITE) or 0
 
     def view(self, offset: int, nbytes: int) -> View:
@@ -269,6 +272,22 @@ class SyncedMemory:
     def _begin_write(self) -> None:
         self.unwritten = False
         self.epoch += 2
+
+    def listen(self, listener: Callable[[], Callable[[], None] | None]) -> None:
+        """Have `announce` call, once, what the listener, a weak reference, refers to; the last one listens."""
+        with self._lock:
+            self._listener = listener
+            self.epoch += 2  # who has written has to say so again
+
+    def announce(self, intent: Intent) -> None:
+        """Somebody who is no schedule is about to use bytes; if it writes them whoever listens may read them before."""
+        if self._listener is None or intent is _READ:
+            return
+        with self._lock:
+            listener, self._listener = self._listener, None
+            call = None if listener is None else listener()
+            if call is not None:
+                call()
 
     # Access
 
@@ -602,6 +621,7 @@ class SyncedMemory:
         """Let these bytes read zero from now on, on both sides; neither is touched until somebody reads them there."""
         with self._lock:
             stop = offset + nbytes
+            self.announce(_OVERWRITE)
             if self.unwritten:
                 self._begin_write()
             before, seen = (self.epoch, offset, stop), self._cleared
@@ -656,6 +676,7 @@ class SyncedMemory:
                 f"this one of shape {array.shape} is not: give np.ascontiguousarray(array), or array.copy()"
             )
         with self._lock:
+            self.announce(_OVERWRITE)
             self._land()
             self._far.land()
             self._drop_reordered()
@@ -672,6 +693,7 @@ class SyncedMemory:
         Bytes beyond them read zero. Waits for what is in flight.
         """
         with self._lock:
+            self.announce(_OVERWRITE)
             self._drop_reordered()
             self._far.adopt(address, nbytes, owner)
             _shrink()

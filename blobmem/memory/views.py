@@ -76,10 +76,13 @@ class View:
     def cpu_data(self, intent: str = Intent.READ) -> np.ndarray:
         """The bytes on the host: a uint8 array of shape (nbytes,), read-only for the intent "read"."""
         intent = intent_of(intent)
+        self.memory.announce(intent)
         self.memory.access(Side.HOST, self.offset, self.nbytes, intent)
         return self.memory.host_array(self.offset, (self.nbytes,), np.uint8, intent is not Intent.READ)
 
     def gpu_data(self, intent: str = Intent.READ, stream: Stream | None = None) -> int:
         """The address of the bytes on the device, for work queued on `stream` (None: work done at once)."""
-        address: int = self.memory.access(Side.DEVICE, self.offset, self.nbytes, intent_of(intent), stream)
+        intent = intent_of(intent)
+        self.memory.announce(intent)
+        address: int = self.memory.access(Side.DEVICE, self.offset, self.nbytes, intent, stream)
         return address

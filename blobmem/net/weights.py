@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
 from blobmem.memory.views import Intent
 from blobmem.proto import caffe_pb2, hdf5
-from blobmem.proto.arrays import blob_shape, fill_blob, has_values, shape_matches
+from blobmem.proto.arrays import blob_array, blob_shape, fill_blob, has_values, shape_matches
 from blobmem.proto.files import write_atomic
 from blobmem.proto.text import read_net_binary, write_binary
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 Values = Mapping[SyncedMemory, np.ndarray]
-Unrounded = Mapping[SyncedMemory, Blob]
+Unrounded = Mapping[SyncedMemory, Callable[[np.ndarray], None]]
 NOTHING: Mapping[SyncedMemory, Any] = MappingProxyType({})
 
 
@@ -58,7 +58,7 @@ def load(net: Net, weights: Any, unrounded: Unrounded = NOTHING) -> list[str]:
     """Copy parameters from a caffemodel (binary or HDF5) or a NetParameter into the net's layers of the same names;
     returns those names.
 
-    What lies in a memory of `unrounded` goes to the blob there, too, of float32 where the parameter is a half.
+    What `unrounded` has for the memory of a parameter of halves is called with its values, as they are in the file.
 
     Everything is checked before the first value is copied. Raises NetError.
     """
@@ -89,8 +89,9 @@ def load(net: Net, weights: Any, unrounded: Unrounded = NOTHING) -> list[str]:
     for layer, blobs in pairs:
         for proto, blob in zip(layer.blobs, blobs, strict=True):
             blob.from_proto(proto, reshape=False)
-            if (exact_one := unrounded.get(blob.data_view.memory)) is not None:
-                exact_one.from_proto(proto, reshape=False)
+            values = blob_array(proto)
+            if values is not None and (keep := unrounded.get(blob.data_view.memory)) is not None:
+                keep(values.reshape(blob.shape))
     return [layer.name for layer, _ in pairs]
 
 
@@ -170,8 +171,8 @@ def load_hdf5(net: Net, path: str | os.PathLike[str], unrounded: Unrounded = NOT
     for (blob, _), array in zip(pairs, values, strict=True):
         rounded = array.astype(blob.dtype, copy=False)
         blob.data_view.cpu_data(Intent.OVERWRITE)[...] = rounded.reshape(-1).view(np.uint8)
-        if (exact_one := unrounded.get(blob.data_view.memory)) is not None:
-            exact_one.data[...] = array
+        if (keep := unrounded.get(blob.data_view.memory)) is not None:
+            keep(array)
     return names
 
 

@@ -126,7 +126,7 @@ class Solver:
             beside = Path(self.source).parent / name
             if not path.exists() and self.source and beside.exists():
                 path = beside
-            weights.load(self.net, path, self.updater.masters_of())
+            self.updater.load_weights(path)
             for net in self.test_nets:
                 if set(net.params) - set(self.net.params):
                     net.copy_trained_layers_from(path)
@@ -489,7 +489,7 @@ class Solver:
                 carried.check(found.carried, found.path)
                 carried.load_layers(nets, found.carried, found.path, undo)
             if found.model is not None:
-                weights.load(self.net, found.model, self.updater.masters_of())
+                self.updater.load_weights(found.model)
             undo.pop_all()
             self.updater.load(found.state.current_step, found.state.history)
             self.updater.load_scaling((found.carried or {}).get("loss_scale", []))

@@ -20,7 +20,7 @@ from blobmem.dtypes import FIRST_SCALE, exact, is_half
 from blobmem.errors import NetError
 from blobmem.memory import SyncedMemory
 from blobmem.memory.blob import Blob
-from blobmem.net import Net
+from blobmem.net import Net, weights
 from blobmem.net.begun import Begun
 from blobmem.net.build import LearnableParam
 from blobmem.net.needs import Need, secure
@@ -29,6 +29,7 @@ from blobmem.net.schedule import Schedule
 from blobmem.net.settled import Run
 from blobmem.ops.call import Call, call, memories, overwrite, read, read_diff, write
 from blobmem.ops.registry import table
+from blobmem.solvers.masters import Master, make_master
 from blobmem.solvers.policy import LearningRate
 from blobmem.solvers.state import Slot, Slots
 
@@ -55,8 +56,7 @@ class Updater:
         rate: the learning rate's policy.
         history: for each parameter of `net.learnable`, its history blobs, named LAYER/INDEX/history; nothing is
             allocated before the first update. Of halves they are float32.
-        masters: for each of those that are halves what they are the roundings of, in float32, from the first update on;
-            None for others. Where a parameter is no longer that its master counts no more.
+        masters: for each of those that are halves what they are the roundings of, in float32; None for others.
         scaling: of a float16 net what `next_scale` has, in place of 1.
 
     Raises NetError for a wrong policy or a wrong field.
@@ -77,7 +77,10 @@ class Updater:
         self.check()
         self.rate = LearningRate(param, source)
         self.history = [self._make_history(entry) for entry in net.learnable]
-        self.masters = [self._make_master(entry) for entry in net.learnable]
+        self.masters = [
+            make_master(entry.blob, f"{entry.layer}/{entry.index}") if is_half(entry.blob.dtype) else None
+            for entry in net.learnable
+        ]
         self.scaling: Blob | None = None
         if net.dtype == np.float16:
             self.scaling = Blob((4,), dtype=np.float32, device=self.device, name="loss scale")
@@ -141,20 +144,14 @@ class Updater:
             yield self.scaling
 
     def _owned(self) -> Iterator[tuple[LearnableParam, list[Blob]]]:
-        """Each learnable parameter with its history and, behind that, its master, if it has one."""
+        """Each learnable parameter with its history and, behind that, what is beside it of a master, if any."""
         for entry, history, master in zip(self.net.learnable, self.history, self.masters, strict=True):
-            yield entry, history if master is None else [*history, master]
+            yield entry, history if master is None else [*history, master.beside]
 
     def _make_history(self, entry: LearnableParam) -> list[Blob]:
         blob, name = entry.blob, f"{entry.layer}/{entry.index}/history"
         names = [name if slot == 0 else f"{name}{slot}" for slot in range(self.histories)]
         return [Blob(blob.shape, dtype=exact(blob.dtype), device=self.device, name=name) for name in names]
-
-    def _make_master(self, entry: LearnableParam) -> Blob | None:
-        if not is_half(entry.blob.dtype):
-            return None
-        name = f"{entry.layer}/{entry.index}/master"
-        return Blob(entry.blob.shape, dtype=np.float32, device=self.device, name=name)
 
     def _compile(self) -> None:
         # a parameter with rate 0 stays as it is, unless a restored history still moves it
@@ -217,6 +214,7 @@ class Updater:
         They are not for a net that keeps its blobs, for a sum over batches, for clipping and in float16 (which need all
         gradients at once), or where somebody looks at gradients: debug_info, snapshot_diff, callbacks during backward.
         """
+        self._settle()
         param, net = self.param, self.net
         early &= param.iter_size == 1 and param.clip_gradients < 0 and not (param.debug_info or param.snapshot_diff)
         early &= not (net.param.debug_info or net.watches_backward) and self.scaling is None
@@ -224,6 +222,12 @@ class Updater:
         if placed and self._brought:
             self._bring()
         return placed
+
+    def _settle(self) -> None:
+        """Let masters begin with what somebody has written since the last update."""
+        for master in self.masters:
+            if master is not None:
+                master.settle()
 
     def _calls_after(self) -> Sequence[Sequence[Call]]:
         """The calls of each schedule that `run` runs; none if `place` has made updates part of backward."""
@@ -262,8 +266,8 @@ class Updater:
         return [self._schedule] if self._norm is None else [self._schedule, self._norm.schedule]
 
     def state_blobs(self) -> list[Blob]:
-        """What updates keep on the device: history and masters (none is touched for lr_mult 0), the scale of losses and
-        the clipping's sum."""
+        """What updates keep on the device: history and what is beside parameters of masters (none is touched for
+        lr_mult 0), the scale of losses and the clipping's sum."""
         blobs = [blob for _, own in self._entries for blob in own]
         blobs += [] if self.scaling is None else [self.scaling]
         return blobs if self._norm is None else [*blobs, self._norm.sum]
@@ -274,6 +278,7 @@ class Updater:
         Clipped first, on the sums over iter_size batches, then averaged, then regularized, as in Caffe. Raises
         OutOfDeviceMemory before anything has changed, SharedBlobError if other arrays have the gradients' bytes.
         """
+        self._settle()
         secure(self._missing())
         gradients = (entry.blob.diff_view.memory for entry, _ in self._entries)
         self.net.group.check(self.net.identity, dict.fromkeys(gradients, False))
@@ -402,20 +407,20 @@ class Updater:
         if self.scaling is not None:
             self.scaling.data[...] = state or 0
 
-    def masters_of(self) -> dict[SyncedMemory, Blob]:
-        """The masters by what their parameters lie in."""
+    def masters_of(self) -> dict[SyncedMemory, Master]:
+        """The masters of parameters that are halves, by what these lie in."""
         pairs = zip(self.net.learnable, self.masters, strict=True)
         return {entry.blob.data_view.memory: master for entry, master in pairs if master is not None}
 
     def unrounded(self) -> dict[SyncedMemory, np.ndarray]:
         """The values of parameters that are halves before they were rounded, by what they lie in."""
-        result = {}
-        for entry, master in zip(self.net.learnable, self.masters, strict=True):
-            if master is not None and not is_untouched(master):
-                values, rounded = master.cpu_data(), entry.blob.cpu_data()
-                same = values.astype(rounded.dtype) == rounded
-                result[entry.blob.data_view.memory] = np.where(same, values, rounded.astype(np.float32))
-        return result
+        return {
+            memory: master.values() for memory, master in self.masters_of().items() if not is_untouched(master.beside)
+        }
+
+    def load_weights(self, path: Any) -> None:
+        """Copy a file's parameters, or a message's, to the net's and their masters (`net.weights.load`)."""
+        weights.load(self.net, path, {memory: master.set for memory, master in self.masters_of().items()})
 
     def _in_file_order(self) -> list[tuple[LearnableParam, Blob]]:
         """All first history blobs, then all second ones, as Caffe writes them."""

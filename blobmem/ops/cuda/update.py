@@ -6,11 +6,13 @@ host op's order, after those of another, and have one launch for about a hundred
 from its parameter alone. `multipliers` has for each parameter in turn what rate and decay are multiplied by, float32
 numbers; with none they are all 1.
 
-A parameter of halves has a master of float32 as one more array, which takes data's part; data becomes its rounding, and
-where data is no longer that, the master begins with data. With `scaled` each has, as its last array, the scale of the
-losses (`next_scale`), by which diff is divided; where a gradient was found that is no number, nothing happens. With
-`unless_wrong` nothing happens while a bad value that a kernel has found waits to be raised; if that is the address of
-an int64 in page-locked memory of the host, 1 is then added there (GUARDED is none).
+A parameter of halves has a master of float32, which takes data's part, and data becomes its rounding. Of float16 it is
+one more array, and where data is no longer that, it begins with data. Of bfloat16, the upper half of a float32, one
+more array of int16 is enough: what is to be added to data's bits, as upper half, for the master's; in the middle
+between two, where it is rounded down, that is too large, and the master the next smaller one. With `scaled` each has,
+as its last array, the scale of the losses (`next_scale`), by which diff is divided; where a gradient was found that is
+no number, nothing happens. With `unless_wrong` nothing happens while a bad value that a kernel has found waits to be
+raised; if that is the address of an int64 in page-locked memory of the host, 1 is then added there (GUARDED is none).
 """
 
 from __future__ import annotations

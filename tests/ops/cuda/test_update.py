@@ -41,18 +41,65 @@ def test_update_of_halves_is_that_of_their_masters(cuda, rng, kind, size, dtype,
     master = data.astype(np.float32) * np.float32(1 + 1e-4)
     master[master.astype(half) != data] = data.astype(np.float32)[master.astype(half) != data]
     master[-1] = data[-1]
-    stale = master.copy()
-    stale[-1] += 1
+    if dtype == "float16":
+        beside = master.copy()
+        beside[-1] += 1
+    else:
+        beside = lower(master, data)
     scaling = np.array([8, 0, 0, 0], np.float32)
     attributes = {"regularization": "L2", **COMMON, **OPTIONS[kind]}
     name, more = f"{kind.lower()}_update", [scaling] if scaled else []
-    got = cuda.run(name, diff, data, *history, stale, *more, **attributes, **({"scaled": True} if scaled else {}))
+    got = cuda.run(name, diff, data, *history, beside, *more, **attributes, **({"scaled": True} if scaled else {}))
     exact = diff.astype(np.float32) / np.float32(8 if scaled else 1), master.copy()
     expected = cuda.run(name, exact[0], exact[1], *[each.copy() for each in history], **attributes)
     width = 2 + len(history)
-    for found, wanted in zip((*got[2:width], got[width]), (*expected[2:], expected[1]), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=4e-6, atol=1e-6)
-    assert np.array_equal(got[1], got[width].astype(half))
+    found = got[width] if dtype == "float16" else joined(got[1], got[width])
+    for one, wanted in zip((*got[2:width], found), (*expected[2:], expected[1]), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=4e-6, atol=1e-6)
+    assert np.array_equal(got[1], found.astype(half))
+
+
+def lower(master, data):
+    """What is to be added to the bits of bfloat16 for those of their masters."""
+    return (master.view(np.int32) - (data.view(np.int16).astype(np.int32) << 16)).astype(np.int16)
+
+
+def joined(data, lower):
+    return ((data.view(np.int16).astype(np.int32) << 16) + lower).view(np.float32)
+
+
+def test_the_master_of_a_bfloat16_is_that_and_what_is_to_be_added_to_its_bits(cuda, rng):
+    bfloat16 = dtypes.of("bfloat16")
+    # the middle between two, rounded down and up; the largest, which is rounded to infinity; small ones; what is none
+    special = np.array(
+        [0x3F808000, 0xBF818000, 0x7F7FFFFF, 0x0000FFFF, 0x80000001, 0, 0x7F800000, 0x7FC00001], np.uint32
+    )
+    wanted = np.concatenate([special.view(np.float32), rng.normal(size=1000).astype(np.float32)])
+    data = np.zeros(wanted.size, bfloat16)
+    with np.errstate(invalid="ignore"):
+        diff = -wanted.astype(bfloat16), -(wanted - wanted.astype(bfloat16).astype(np.float32)).astype(bfloat16)
+    history, below = np.zeros(wanted.size, np.float32), np.zeros(wanted.size, np.int16)
+    plain = {"rate": 1.0, "decay": 0.0, "scale": 1.0, "regularization": "L2", "momentum": 0.0}
+    masters = np.zeros(wanted.size, np.float32)
+    for each in diff:  # in two steps, as one gradient of halves would not do
+        _, data, history, below = cuda.run("sgd_update", each, data, history, below, **plain)
+        _, masters, _ = cuda.run("sgd_update", each.astype(np.float32), masters, np.zeros_like(history), **plain)
+        found, nan = joined(data, below), np.isnan(masters)
+        assert data[~nan].tobytes() == masters[~nan].astype(bfloat16).tobytes() and np.isnan(data[nan]).all()
+        assert not below[nan].any()
+        one_less = found.view(np.int32) == masters.view(np.int32) - 1
+        assert ((found == masters) | nan | (one_less & (masters.view(np.uint32) & 0x1FFFF == 0x8000))).all()
+        masters = np.where(nan, masters, found)
+    assert (below == 32767).any() and (below == -32768).any()
+
+
+@pytest.mark.parametrize("bits", [0, 0x8000])
+def test_a_zero_that_was_written_meanwhile_is_none_that_would_be_no_number(cuda, bits):
+    data, history = np.full(5, bits, np.uint16).view(dtypes.of("bfloat16")), np.zeros(5, np.float32)
+    below = np.array([-32768, -1, 0, 1, 32767], np.int16)
+    plain = {"rate": 1.0, "decay": 0.0, "scale": 1.0, "regularization": "L2", "momentum": 0.0}
+    _, data, *_ = cuda.run("sgd_update", np.zeros_like(data), data, history, below, **plain)
+    assert not data.astype(np.float32).any()
 
 
 @pytest.mark.parametrize("dtype", [*dtypes.HALVES, "float32"])

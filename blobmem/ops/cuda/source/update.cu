@@ -87,16 +87,61 @@ struct Gradient {
   }
 };
 
-// A parameter. That of halves has a master of T beside it, which is what changes; its rounding is what the net has. Where
-// that is another one, since somebody wrote it (a file, a filler), the master begins with it.
+#ifdef BFLOAT16
+// What a float has below the bfloat16 that it is rounded to: the difference of their bits, that one's being the upper half.
+// In the middle between two that does not fit where it is rounded down, and the next smaller is taken.
+struct Rest {
+  short bits;
+  __device__ __forceinline__ T below(D rounded) const {
+    int rest = (rounded.bits & 0x7fff) == 0 && bits < 0 ? 0 : bits;  // of a zero that was written meanwhile
+    return __uint_as_float(((u32)rounded.bits << 16) + rest);
+  }
+};
+
+__device__ __forceinline__ Rest rest_of(T value, D rounded) {
+  int rest = value == value ? (int)(__float_as_uint(value) - ((u32)rounded.bits << 16)) : 0;
+  return Rest{(short)(rest < 32767 ? rest : 32767)};
+}
+
+template <int W> struct __align__(W * sizeof(Rest)) Rests { Rest at[W]; };
+#endif
+
+// A parameter. That of halves has beside it what it is the rounding of, which is what changes: of float16 a master of T.
+// Where the parameter is another one, since somebody wrote it (a file, a filler), the master begins with it. Of bfloat16 it
+// is the master's upper half, and the rest of it is beside.
 struct Parameter {
   D *data;
-#ifdef HALVES
-  T *master;
+#if defined(BFLOAT16)
+  typedef Rest More;
+  More *more;
   enum { MORE = 1 };
-  __device__ __forceinline__ bool packed() const { return aligned(data) && aligned(master); }
+  __device__ __forceinline__ bool packed() const { return aligned(data) && aligned(more); }
   template <int W> __device__ __forceinline__ Lot<W> now(int i) const {
-    Lot<W> values = load<W>(master, i), rounded = load<W>(data, i);
+    Closed<W> rounded = *(const Closed<W> *)(data + i);
+    Rests<W> rests = *(const Rests<W> *)(more + i);
+    Lot<W> values;
+#pragma unroll
+    for (int j = 0; j < W; j++) values.at[j] = rests.at[j].below(rounded.at[j]);
+    return values;
+  }
+  template <int W> __device__ __forceinline__ void become(int i, Lot<W> values) const {
+    Rests<W> rests;
+#pragma unroll
+    for (int j = 0; j < W; j++) {
+      D rounded;
+      rounded = values.at[j];
+      rests.at[j] = rest_of(values.at[j], rounded);
+    }
+    *(Rests<W> *)(more + i) = rests;
+    store<W>(data, i, values);
+  }
+#elif defined(HALVES)
+  typedef T More;
+  More *more;
+  enum { MORE = 1 };
+  __device__ __forceinline__ bool packed() const { return aligned(data) && aligned(more); }
+  template <int W> __device__ __forceinline__ Lot<W> now(int i) const {
+    Lot<W> values = load<W>(more, i), rounded = load<W>(data, i);
 #pragma unroll
     for (int j = 0; j < W; j++) {
       D half;
@@ -106,7 +151,7 @@ struct Parameter {
     return values;
   }
   template <int W> __device__ __forceinline__ void become(int i, Lot<W> values) const {
-    store<W>(master, i, values);
+    store<W>(more, i, values);
     store<W>(data, i, values);
   }
 #else
@@ -120,7 +165,7 @@ struct Parameter {
 __device__ __forceinline__ T running_mean(T mean, T value, T kept) { return fma(kept, mean, (1 - kept) * value); }
 
 // step(rate, gradient, value, past) changes the value and H values of its history. An entry: diff, data, H of history, of
-// halves the master, and two floats by which its rate and its decay are multiplied. `scaling`, if not null, says what
+// halves what is beside, and two floats by which its rate and its decay are multiplied. `scaling`, if not null, says what
 // gradients were multiplied by, and whether to leave the step out. `flag`, if not null, says that a bad value was reported
 // (common.cuh): nothing is done then, as the host has yet to raise it, and `left_out`, if not null, counts that.
 template <int H, class F>
@@ -144,7 +189,7 @@ __device__ __forceinline__ void update(const Table &table, int count, int chunk,
   Parameter parameter;
   parameter.data = array_of<D>(table, count, WIDTH, part, 1);
 #ifdef HALVES
-  parameter.master = array_of<T>(table, count, WIDTH, part, 2 + H);
+  parameter.more = array_of<Parameter::More>(table, count, WIDTH, part, 2 + H);
 #endif
   T *history[H];
   bool packed = aligned(diff) && parameter.packed();
