@@ -274,7 +274,7 @@ class SyncedMemory:
         self.epoch += 2
 
     def listen(self, listener: Callable[[], Callable[[], None] | None]) -> None:
-        """Have `announce` call, once, what the listener, a weak reference, refers to; the last one listens."""
+        """Have `announce` call what the listener, a weak reference, refers to, once, and that of the last listener."""
         with self._lock:
             self._listener = listener
             self.epoch += 2  # who has written has to say so again
@@ -284,10 +284,10 @@ class SyncedMemory:
         if self._listener is None or intent is _READ:
             return
         with self._lock:
-            listener, self._listener = self._listener, None
-            call = None if listener is None else listener()
+            call = None if self._listener is None else self._listener()
             if call is not None:
                 call()
+            self._listener = None
 
     # Access
 

@@ -672,6 +672,75 @@ def test_a_write_that_is_expected_moves_the_epoch_once(device, side, write):
         assert memory.epoch == after
 
 
+class Listener:
+    """Reads the bytes whenever it is told."""
+
+    def __init__(self, memory):
+        self.memory, self.read = memory, []
+        memory.listen(weakref.WeakMethod(self.told))
+
+    def told(self):
+        self.read.append(self.memory.cpu_data()[0])
+
+
+BY_HAND = {
+    "host": lambda memory, view: view.cpu_data("write"),
+    "host anew": lambda memory, view: view.cpu_data("overwrite"),
+    "device": lambda memory, view: view.gpu_data("write"),
+    "device anew": lambda memory, view: view.gpu_data("overwrite"),
+    "all on the host": lambda memory, view: memory.mutable_cpu_data(),
+    "all on the device": lambda memory, view: memory.mutable_gpu_data(),
+    "zero": lambda memory, view: memory.clear(0, 100),
+    "another array": lambda memory, view: memory.set_host_array(np.zeros(100, np.uint8)),
+}
+
+
+@pytest.mark.parametrize("write_by_hand", BY_HAND)
+@pytest.mark.parametrize("side", [Side.HOST, Side.DEVICE])
+def test_who_listens_is_told_once_before_somebody_writes(device, side, write_by_hand):
+    memory = SyncedMemory(100, device)
+    view = memory.view(0, 100)
+    view.cpu_data("overwrite")[:] = 7
+    memory.access(side, 0, 100, "write")
+    epoch = memory.epoch
+    listener = Listener(memory)
+    assert memory.epoch > epoch  # who has an array to write into asks again
+    view.cpu_data(), view.gpu_data(), memory.cpu_data(), memory.gpu_data()
+    memory.access(side, 0, 100, "write")  # as schedules do
+    assert not listener.read
+    for _ in range(2):
+        BY_HAND[write_by_hand](memory, view)
+    assert listener.read == [7]
+
+
+def test_a_memory_does_not_keep_who_listens(device):
+    memory = SyncedMemory(100, device)
+    listener = Listener(memory)
+    gone = weakref.ref(listener)
+    del listener
+    gc.collect()
+    assert gone() is None
+    memory.mutable_cpu_data()[:] = 3
+    assert (memory.cpu_data() == 3).all()
+
+
+def test_who_cannot_read_what_is_there_leaves_it_there(device):
+    memory = SyncedMemory(100, device)
+    memory.mutable_cpu_data()[:] = 3
+
+    class Fails(Listener):
+        def told(self):
+            raise MemoryError
+
+    listener = Fails(memory)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            memory.mutable_cpu_data()[:] = 4
+    assert (memory.cpu_data() == 3).all()
+    del listener
+    memory.mutable_cpu_data()[:] = 4
+
+
 def test_resident_side(device):
     memory = SyncedMemory(0, device)
     assert memory.resident_side(0, 1000) is Side.HOST
