@@ -922,14 +922,18 @@ def make(request):
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # for which float16's steps are left out
-@pytest.mark.parametrize("kind, dtype", [("SGD", "float32"), ("two batches", "float32"), ("SGD", "float16")])
+@pytest.mark.parametrize(
+    "kind, dtype", [("SGD", "float32"), ("two batches", "float32"), ("SGD", "float16"), ("SGD", "bfloat16")]
+)
 def test_beside_cuda_graphs(make, kind, dtype):
-    """In halves what they are the roundings of is evicted, too."""
+    """In halves what is kept of masters is evicted, too."""
 
     def stepped(limit):
         each = solver(make(limit) if make is EmulatedCuda else make(limit=limit), "small", kind, dtype=dtype)
-        trace = [array.astype(np.float32) for array in trained(each, 4)]
-        return each, [*trace, *each.updater.unrounded().values()]
+        trace = trained(each, 4)
+        each.net.params["fc6"][0].data[::2] = 0.01  # as somebody may at any time
+        trace += trained(each, 4)
+        return each, [*(array.astype(np.float32) for array in trace), *each.updater.unrounded().values()]
 
     unlimited, trace = stepped(None)
     with pytest.raises(OutOfDeviceMemory, match="needs at least") as caught:
@@ -939,7 +943,8 @@ def test_beside_cuda_graphs(make, kind, dtype):
     assert_same(found, trace)
     assert tight.net.device.statistics.peak_bytes <= limit < unlimited.net.device.statistics.peak_bytes
     assert "fc6/0/history" in evicted(tight.net) and "" in tight.net.why_eager().values()  # some of it is in graphs
-    assert ("fc6/0/master" in evicted(tight.net)) == (dtype != "float32")
+    assert ("fc6/0/master" in evicted(tight.net)) == (dtype == "float16")
+    assert ("fc6/0/lower" in evicted(tight.net)) == (dtype == "bfloat16")
 
 
 @needs_compiler
