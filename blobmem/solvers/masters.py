@@ -86,7 +86,8 @@ class Lower:
     def settle(self) -> None:
         if self._param.data_view.memory is not self._memory:  # another net's now
             self._listen()
-            self.beside.data[...] = 0
+            beside = self.beside.data_view
+            beside.memory.clear(beside.offset, beside.nbytes)
         elif self._is_told:
             before = self._before
             self._listen()
