@@ -73,7 +73,7 @@ def fitting(
     search.best, rank = most_ms, _sooner_ms(times) if net._evicted else attrgetter("ms")
     for way in ways(net, tight, times, lambda: search.best) if slices is None else search.ways(slices):
         if not isinstance(way, Way):
-            if best and search.best <= way * usual_ms:
+            if best and min(each.ms for each in best) <= way * usual_ms:
                 break
             continue
         if lowest(way.found, way.load) > max(room, smallest.places.layout.nbytes):

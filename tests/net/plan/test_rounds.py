@@ -13,6 +13,7 @@ from blobmem.net.plan.again import Less
 from blobmem.net.plan.choice import Pass
 from blobmem.net.plan.evict import loads, loads_without, lowest
 from blobmem.net.plan.fitting import fitting
+from blobmem.net.plan.places import draft
 from blobmem.net.plan.rounds import _Numbered, walked
 from blobmem.net.plan.times import Times
 from blobmem.net.plan.ways import again_in, way_with
@@ -178,6 +179,32 @@ def test_what_takes_longer_than_another_plan_is_not_laid_out(monkeypatch):
     monkeypatch.setattr("blobmem.net.plan.fitting._evicted", None)
     with pytest.raises(OutOfDeviceMemory):
         fitting(net, net._made(streams=1), 0.0, most_ms=ms / 2)
+
+
+def test_a_slow_way_does_not_keep_others_from_being_tried(monkeypatch):
+    """Though another plan is faster than what would do without them."""
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        built(1).compiled()
+    net = built(int(1.2 * caught.value.requested))
+    net.compiled()
+
+    def ms_by(*found, most_ms=math.inf):
+        monkeypatch.setattr("blobmem.net.plan.fitting.ways", lambda *_: iter(found))
+        try:
+            return fitting(net, net._made(streams=1), 0.0, most_ms=most_ms)[0].ms
+        except OutOfDeviceMemory:
+            return math.inf
+
+    tried = ways.ways(net, net.device.most_bytes, Times(net.device), lambda: math.inf)
+    found = {ms_by(each): each for each in tried if isinstance(each, ways.Way)}
+    fast, slow = min(found), max(found.keys() - {math.inf})
+    assert fast < 0.95 * slow
+    monkeypatch.setattr("blobmem.net.plan.fitting.least_ms", lambda *_: 0.0)  # as if its copies could be sooner
+    usual = net._made(streams=1)
+    usual_ms = times.reckon(draft(net, usual.schedules, usual.kept), Times(net.device)).ms
+    more = 0.99 * slow / usual_ms  # so many times as long may one take for others not to be tried
+    assert ms_by(found[slow], more, found[fast], most_ms=1.01 * fast) == fast
+    assert ms_by(found[slow], 1.02 * more, found[fast]) == slow
 
 
 def test_the_same_bits_at_the_least():
