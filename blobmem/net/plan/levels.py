@@ -46,7 +46,7 @@ MOST = 0.9
 FEWER = (1, 2, 4, 8)
 """So many times fewer slices of the batch than are known to fit are tried where updates are spread."""
 
-LITTLE = 8
+LITTLE = 10
 """All of it is little where so many times as much is less than the bytes that are lacking."""
 
 SOME = 0.75
