@@ -89,8 +89,8 @@ def load(net: Net, weights: Any, unrounded: Unrounded = NOTHING) -> list[str]:
     for layer, blobs in pairs:
         for proto, blob in zip(layer.blobs, blobs, strict=True):
             blob.from_proto(proto, reshape=False)
-            values = blob_array(proto)
-            if values is not None and (keep := unrounded.get(blob.data_view.memory)) is not None:
+            keep = unrounded.get(blob.data_view.memory)
+            if keep is not None and (values := blob_array(proto)) is not None:
                 keep(values.reshape(blob.shape))
     return [layer.name for layer, _ in pairs]
 

@@ -75,7 +75,9 @@ class Lower:
 
     def values(self) -> np.ndarray:
         self.settle()
-        return (self._upper() + self.beside.cpu_data().astype(np.int32).view(np.uint32)).view(np.float32)
+        upper, lower = self._upper(), self.beside.cpu_data().astype(np.int32)
+        below_zero = (upper & 0x7FFFFFFF == 0) & (lower < 0)  # as updates see it: another solver's zero, say
+        return (upper + np.where(below_zero, 0, lower).view(np.uint32)).view(np.float32)
 
     def set(self, values: np.ndarray) -> None:
         self._listen()

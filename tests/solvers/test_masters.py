@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from blobmem import dtypes
+from blobmem.memory import Side
 from blobmem.memory.blob import Blob
 from blobmem.solvers.masters import make_master
 
@@ -70,6 +71,15 @@ def test_what_is_no_number_or_infinite_or_zero(dtype):
     _, master = made(values, dtype)
     found = master.values()
     assert np.isnan(found[0]) and found[1:].tobytes() == values[1:].tobytes()
+
+
+def test_a_zero_that_nobody_told_of_is_none_that_would_be_no_number():
+    """As updates have it (`ops.cuda.update`)."""
+    param, master = made(np.full(3, -1e-38, np.float32) * np.float32([1, 0.999, 2]), "bfloat16")
+    master.beside.data[...] = [-5, 0, 5]
+    address = param.data_view.memory.access(Side.DEVICE, 0, param.nbytes, "overwrite")  # as another solver's update
+    param.device.as_array(address, param.shape, param.dtype)[...] = 0
+    assert (np.abs(master.values()) < 1e-40).all()
 
 
 def by_data(blob):
