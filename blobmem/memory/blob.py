@@ -398,8 +398,7 @@ class Blob:
     def _address(self, half: _Half, intent: Intent) -> int:
         view = half.view
         self._check_owner(view, intent is not Intent.READ)
-        view.memory.announce(intent)
-        return view.memory.access(Side.DEVICE, view.offset, view.nbytes, intent)
+        return view.gpu_data(intent)
 
     # ---------------------------------------------------------------- the standard doors
 

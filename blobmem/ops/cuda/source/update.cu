@@ -87,71 +87,56 @@ struct Gradient {
   }
 };
 
+// A parameter of halves has beside it what says of what it is the rounding: of a master, which is what changes.
 #ifdef BFLOAT16
-// What a float has below the bfloat16 that it is rounded to: the difference of their bits, that one's being the upper half.
-// In the middle between two that does not fit where it is rounded down, and the next smaller is taken.
-struct Rest {
-  short bits;
-  __device__ __forceinline__ T below(D rounded) const {
-    int rest = (rounded.bits & 0x7fff) == 0 && bits < 0 ? 0 : bits;  // of a zero that was written meanwhile
-    return __uint_as_float(((u32)rounded.bits << 16) + rest);
-  }
-};
+// The difference of the master's bits and the parameter's, which is the upper half. In the middle between two that does not
+// fit where it is rounded down, and the next smaller is taken.
+struct Beside { short bits; };
 
-__device__ __forceinline__ Rest rest_of(T value, D rounded) {
-  int rest = value == value ? (int)(__float_as_uint(value) - ((u32)rounded.bits << 16)) : 0;
-  return Rest{(short)(rest < 32767 ? rest : 32767)};
+__device__ __forceinline__ T master_of(Beside beside, D rounded) {
+  int rest = (rounded.bits & 0x7fff) == 0 && beside.bits < 0 ? 0 : beside.bits;  // of a zero that was written meanwhile
+  return __uint_as_float(((u32)rounded.bits << 16) + rest);
 }
+__device__ __forceinline__ Beside beside_of(T master, D rounded) {
+  int rest = master == master ? (int)(__float_as_uint(master) - ((u32)rounded.bits << 16)) : 0;
+  return Beside{(short)(rest < 32767 ? rest : 32767)};
+}
+#elif defined(HALVES)
+// The master itself. Where the parameter is another one, since somebody wrote it (a file, a filler), it begins with that.
+struct Beside { T master; };
 
-template <int W> struct __align__(W * sizeof(Rest)) Rests { Rest at[W]; };
+__device__ __forceinline__ T master_of(Beside beside, D rounded) {
+  D half;
+  half = beside.master;
+  return (T)half != rounded ? (T)rounded : beside.master;
+}
+__device__ __forceinline__ Beside beside_of(T master, D rounded) { return Beside{master}; }
 #endif
 
-// A parameter. That of halves has beside it what it is the rounding of, which is what changes: of float16 a master of T.
-// Where the parameter is another one, since somebody wrote it (a file, a filler), the master begins with it. Of bfloat16 it
-// is the master's upper half, and the rest of it is beside.
 struct Parameter {
   D *data;
-#if defined(BFLOAT16)
-  typedef Rest More;
-  More *more;
+#ifdef HALVES
+  Beside *beside;
   enum { MORE = 1 };
-  __device__ __forceinline__ bool packed() const { return aligned(data) && aligned(more); }
+  template <int W> struct __align__(W * sizeof(Beside) < 16 ? W * sizeof(Beside) : 16) Pieces { Beside at[W]; };
+  __device__ __forceinline__ bool packed() const { return aligned(data) && aligned(beside); }
   template <int W> __device__ __forceinline__ Lot<W> now(int i) const {
     Closed<W> rounded = *(const Closed<W> *)(data + i);
-    Rests<W> rests = *(const Rests<W> *)(more + i);
+    Pieces<W> pieces = *(const Pieces<W> *)(beside + i);
     Lot<W> values;
 #pragma unroll
-    for (int j = 0; j < W; j++) values.at[j] = rests.at[j].below(rounded.at[j]);
+    for (int j = 0; j < W; j++) values.at[j] = master_of(pieces.at[j], rounded.at[j]);
     return values;
   }
   template <int W> __device__ __forceinline__ void become(int i, Lot<W> values) const {
-    Rests<W> rests;
+    Pieces<W> pieces;
 #pragma unroll
     for (int j = 0; j < W; j++) {
       D rounded;
       rounded = values.at[j];
-      rests.at[j] = rest_of(values.at[j], rounded);
+      pieces.at[j] = beside_of(values.at[j], rounded);
     }
-    *(Rests<W> *)(more + i) = rests;
-    store<W>(data, i, values);
-  }
-#elif defined(HALVES)
-  typedef T More;
-  More *more;
-  enum { MORE = 1 };
-  __device__ __forceinline__ bool packed() const { return aligned(data) && aligned(more); }
-  template <int W> __device__ __forceinline__ Lot<W> now(int i) const {
-    Lot<W> values = load<W>(more, i), rounded = load<W>(data, i);
-#pragma unroll
-    for (int j = 0; j < W; j++) {
-      D half;
-      half = values.at[j];
-      if ((T)half != rounded.at[j]) values.at[j] = rounded.at[j];
-    }
-    return values;
-  }
-  template <int W> __device__ __forceinline__ void become(int i, Lot<W> values) const {
-    store<W>(more, i, values);
+    *(Pieces<W> *)(beside + i) = pieces;
     store<W>(data, i, values);
   }
 #else
@@ -189,7 +174,7 @@ __device__ __forceinline__ void update(const Table &table, int count, int chunk,
   Parameter parameter;
   parameter.data = array_of<D>(table, count, WIDTH, part, 1);
 #ifdef HALVES
-  parameter.more = array_of<Parameter::More>(table, count, WIDTH, part, 2 + H);
+  parameter.beside = array_of<Beside>(table, count, WIDTH, part, 2 + H);
 #endif
   T *history[H];
   bool packed = aligned(diff) && parameter.packed();
