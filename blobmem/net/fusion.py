@@ -18,13 +18,16 @@ from blobmem.dtypes import is_half
 from blobmem.layers.norm import Scale
 from blobmem.memory import Intent, SyncedMemory
 from blobmem.ops.call import Call, Operand
-from blobmem.ops.registry import table
+from blobmem.ops.registry import ArraySpec, table
 
 if TYPE_CHECKING:
     from blobmem.net.build import Node
 
 
-ROUNDED = frozenset({"conv_batch_norm_given", "conv_batch_norm_gradients", "conv_batch_norm_moments"})
+ROUNDED = frozenset({
+    "conv_batch_norm_backward_given", "conv_batch_norm_given", "conv_batch_norm_gradients", "conv_batch_norm_moments",
+    "conv_batch_norm_sums", "conv_moments",
+})  # fmt: skip
 """Ops whose results are those of the calls that they replace, or do with others, to rounding, not to the bit."""
 
 
@@ -51,8 +54,11 @@ def ops_of(device: Any) -> Mapping[str, Any]:
     return ops
 
 
-def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[SyncedMemory] = ()) -> dict[int, Group]:
-    """Where runs of calls begin that one of `ops` replaces.
+def groups(
+    calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[SyncedMemory] = (), device: Any = None
+) -> dict[int, Group]:
+    """Where runs of calls begin that one of `ops` replaces, on a device; without one, none of those that say what they
+    take there.
 
     `passing` are memories that nobody reads but these calls. What is in one need not be written if nobody reads it
     behind the calls that are replaced, or not before all of it is written again.
@@ -66,7 +72,7 @@ def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[Syn
             group = match(calls, at)
             if (
                 group is not None
-                and group.call.op in ops
+                and _takes(ops.get(str(group.call.op)), group.call, device)
                 and group.stop - at <= (calls[at].together or len(calls))
                 and all(behind.nobody_reads(each, group.stop) for each in group.skipped)
             ):
@@ -76,6 +82,14 @@ def groups(calls: Sequence[Call], ops: Mapping[str, Any], passing: Container[Syn
             group = None
         at = at + 1 if group is None else group.stop
     return found
+
+
+def _takes(op: Any, call: Call, device: Any) -> bool:
+    """Whether an op, if there is one, does for a call on a device."""
+    if op is None or op.takes is None:
+        return op is not None
+    specs = (None if each is None else ArraySpec(each.op_shape, each.blob.dtype) for each in call.operands)
+    return device is not None and bool(op.takes(*specs, device=device, **call.attributes))
 
 
 class _Behind:
@@ -502,6 +516,56 @@ def _normalized(calls: Sequence[Call], at: int, norm: Group) -> Group | None:
     return Group(norm.stop, call, _elsewhere(kept, *_elsewhere(y, top, *norm.skipped)))
 
 
+def _moments_behind(calls: Sequence[Call], at: int, read: bool = False) -> Group | None:
+    """A convolution and the moments of its top, which is written if it is `read` behind them."""
+    first, (x, w, bias, top) = calls[at], calls[at].operands
+    if not _is(calls, at + 1, "batch_norm_moments") or top is None:
+        return None
+    source, moments = calls[at + 1].operands
+    if not _same(source, top) or not _one_order(source, top):
+        return None
+    operands = x, w, bias, top if read else None, moments
+    call = _fused(first, "conv_moments", *operands, **first.attributes, **calls[at + 1].attributes)
+    return Group(at + 2, call, () if read else (top,))
+
+
+def _moments_behind_read(calls: Sequence[Call], at: int) -> Group | None:
+    return _moments_behind(calls, at, read=True)
+
+
+def _gradient_behind(calls: Sequence[Call], at: int, read: bool = False) -> Group | None:
+    """A convolution, a batch norm of its top by given statistics, and the sums for the gradient of that, or the
+    gradient; what is normalised is written if it is `read` behind the sums."""
+    first, (x, w, bias, top) = calls[at], calls[at].operands
+    if not _is(calls, at + 1, "batch_norm_given") or top is None:
+        return None
+    source, y, kept, mean, inv_std = calls[at + 1].operands
+    if y is None or not _same(source, top) or _same(x, y) or not _one_order(top, source, y):
+        return None
+    made, last = (top, y, *([] if kept is None else [kept])), at + 2
+    if _is(calls, last, "batch_norm_sums"):
+        xhat, gamma, beta, dy, sums = calls[last].operands
+        outputs, op = (dy, y if read else None, sums), "conv_batch_norm_sums"
+    elif _is(calls, last, "batch_norm_backward_given") and not read:
+        xhat, _, gamma, beta, dy, dx, sums = calls[last].operands
+        outputs, op = (dy, dx, sums), "conv_batch_norm_backward_given"
+    else:
+        return None
+    if not any(_same(xhat, each) for each in (y, kept)) or any(_same(dy, each) for each in made):
+        return None
+    if not _one_order(top, *outputs[:2]):
+        return None
+    shaped = (None if each is None else dataclasses.replace(each, shape=top.shape) for each in outputs[:2])
+    operands = (x, w, bias, mean, inv_std, gamma, beta, *shaped, outputs[2])
+    attributes = first.attributes | calls[last].attributes
+    call = dataclasses.replace(first, op=op, operands=operands, attributes=attributes)
+    return Group(last + 1, call, tuple(each for each in made if not (read and _same(each, y))))
+
+
+def _gradient_behind_read(calls: Sequence[Call], at: int) -> Group | None:
+    return _gradient_behind(calls, at, read=True)
+
+
 def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
     """The gradient of a ReLU and that of the bias of the convolution before it, where channels come last."""
     first = calls[at]
@@ -593,14 +657,22 @@ def _dtypes(call: Call) -> list[Any]:
 
 
 UPDATES = ("sgd_update", "nesterov_update", "adagrad_update", "rmsprop_update", "adadelta_update", "adam_update")
-_MATCHES = {
+_MATCHES = {  # those first that write least
     **dict.fromkeys(UPDATES, (_updates,)),
     "sumsq": (_sums_of_squares,),
     "batch_norm_forward": (_normalize_sum_forward, _normalize_forward),
     "batch_norm_given": (_normalize_sum_forward, _normalize_forward),
     "batch_norm_inference": (_normalize_forward,),
     "concat_backward": (_concat_backward,),
-    "conv_forward": (_norm_behind, _sum_behind, _relu_behind),
+    "conv_forward": (
+        _moments_behind,
+        _moments_behind_read,
+        _gradient_behind,
+        _gradient_behind_read,
+        _norm_behind,
+        _sum_behind,
+        _relu_behind,
+    ),
     "inner_product_forward": (_relu_behind,),
     "relu_backward": (normalize_backward, _sum_backward, _relu_bias_backward),
     "scale_backward_beta": (normalize_backward,),

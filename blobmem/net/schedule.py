@@ -346,7 +346,7 @@ def _fusions(
     if side is Side.DEVICE and images_last:
         calls = channels_last(calls)
     fuses = side is Side.DEVICE and device.family != "host"
-    return calls, groups(calls, ops_of(device), passing) if fuses else {}
+    return calls, groups(calls, ops_of(device), passing, device) if fuses else {}
 
 
 def joints(

@@ -71,6 +71,7 @@ class Op:
     family: str = "host"
     captures: bool = True
     before: Callable[..., int] | None = None
+    takes: Callable[..., bool] | None = None
 
     def __call__(self, *operands: Any, **attributes: Any) -> None:
         self.fn(*operands, **attributes)
@@ -92,6 +93,7 @@ def op(
     family: str = "host",
     captures: bool = True,
     before: Callable[..., int] | None = None,
+    takes: Callable[..., bool] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]: ...
 def op(
     fn: Callable[..., None] | None = None,
@@ -100,6 +102,7 @@ def op(
     family: str = "host",
     captures: bool = True,
     before: Callable[..., int] | None = None,
+    takes: Callable[..., bool] | None = None,
 ) -> Any:
     """Register a function as the op of its name, and hand the function back unchanged.
 
@@ -108,6 +111,8 @@ def op(
     undefined. With `captures` what the op queues on a device depends on nothing but its arguments. Without, `before`
     may be what it does first, called with the same: told a number that this gave (or -1, of which nothing is to come)
     as the keyword `begun`, the op only queues kernels, the same in every run, whose arguments follow from that number.
+    Where the op runs in place of several others, `takes` may say, asked as `workspace` is, whether it does for these
+    operands on that device.
     Raises ValueError when the name is taken.
     """
 
@@ -117,7 +122,7 @@ def op(
         if name in table and table[name].fn.__module__ != function.__module__:
             other = table[name].fn.__module__
             raise ValueError(f"{family} has two ops named {name!r}: {other} and {function.__module__}; rename one")
-        table[name] = Op(name, function, workspace, family, captures, before)
+        table[name] = Op(name, function, workspace, family, captures, before, takes)
         return function
 
     return register if fn is None else register(fn)

@@ -394,3 +394,66 @@ def test_a_top_that_backward_reads_is_written():
         each.blobs["b"].share_data(each.blobs["q"])
     assert_same(iterate(net), iterate(kept))
     assert ops(net)[0]["batch_norm_scale_sum_relu_forward"] == 1
+
+
+WINDOW = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "group": 1, "layout": "NHWC"}
+
+
+def convolved(what, later=(), outputs=64, taps=1):
+    """The calls of a convolution of 64 channels and of what a batch norm does in slices, and of who reads later; which
+    memories there are, by name."""
+    shapes = {
+        "x": (2, 3, 5, 64),
+        "w": (outputs, 64, taps, taps),
+        **dict.fromkeys(("top", "y", "dy", "dx", "z"), (2, 3, 5, outputs)),
+    }
+    shapes |= {"mean": (2 * outputs,), "inv_std": (outputs,), "sums": (2 * outputs,)}
+    blobs = {name: Blob(*shape, name=name) for name, shape in shapes.items()}
+    folded, of = (30, outputs, 1), blobs.__getitem__
+    given = read(of("mean")), read(of("inv_std"))
+    normalised = call("batch_norm_given", read(of("top"), folded), overwrite(of("y"), folded), None, *given)
+    xhat, dy = read(of("y"), folded), read(of("dy"), folded)
+    calls = {
+        "moments": [call("batch_norm_moments", read(of("top"), folded), overwrite(of("sums")), before=0, last=True)],
+        "sums": [normalised, call("batch_norm_sums", xhat, None, None, dy, overwrite(of("sums")), relu=False, first=True)],
+        "gradient": [normalised, call(
+            "batch_norm_backward_given", xhat, given[1], None, None, dy, overwrite(of("dx"), folded), read(of("sums")),
+            relu=False, count=30,
+        )],
+    }[what]  # fmt: skip
+    first = call("conv_forward", read(of("x")), read(of("w")), None, overwrite(of("top")), **WINDOW)
+    rest = [call("copy", read(of(name)), overwrite(of("z"))) for name in later]
+    return [first, *calls, *rest], {name: blob.data_view.memory for name, blob in blobs.items()}
+
+
+@pytest.mark.parametrize("what, later, op, written", [
+    ("moments", (), "conv_moments", ()), ("moments", ["top"], "conv_moments", ["top"]),
+    ("sums", (), "conv_batch_norm_sums", ()), ("sums", ["y"], "conv_batch_norm_sums", ["y"]),
+    ("gradient", (), "conv_batch_norm_backward_given", ["dx"]),
+    ("gradient", ["dx"], "conv_batch_norm_backward_given", ["dx"]),
+])  # fmt: skip
+def test_what_is_convolved_for_its_sums_is_written_where_others_read_it(what, later, op, written):
+    calls, memories = convolved(what, later)
+    found = groups(calls, table("cuda"), {*memories.values()}, PredictedCuda(math="tf32"))[0]
+    assert found.call.op == op and found.stop == len(calls) - len(later)
+    used = {operand.memory for operand in found.call.present()}
+    assert [name for name in ("top", "y", "dx") if memories[name] in used] == list(written)
+    made = {"top"} if what == "moments" else {"top", "y"}
+    assert {each.memory for each in found.skipped} == {memories[name] for name in made.difference(written)}
+
+
+@pytest.mark.parametrize("what", ["moments", "sums", "gradient"])
+@pytest.mark.parametrize("taps, outputs, math", [(3, 64, "tf32"), (1, 36, "tf32"), (1, 64, "fp32"), (1, 64, None)])
+def test_what_no_kernel_convolves_for_its_sums_is_made_before(what, taps, outputs, math):
+    """Nor is anything known of kernels without a device."""
+    calls, memories = convolved(what, outputs=outputs, taps=taps)
+    device = None if math is None else PredictedCuda(math=math)
+    found = groups(calls, table("cuda"), {*memories.values()}, device)
+    assert {each.call.op for each in found.values()} <= {"conv_batch_norm_given"}
+
+
+@pytest.mark.parametrize("what", ["sums", "gradient"])
+def test_what_is_convolved_for_its_gradient_is_made_before_where_all_of_it_is_read(what):
+    calls, memories = convolved(what, ["top", "y"])
+    found = groups(calls, table("cuda"), {*memories.values()}, PredictedCuda(math="tf32"))
+    assert not found

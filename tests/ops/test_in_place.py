@@ -107,7 +107,8 @@ def pairs(name):
 
 
 def test_every_op_is_here():
-    assert OPS.keys() == IN_PLACE.keys()
+    """But what convolves (`test_conv_pointwise`)."""
+    assert OPS.keys() == IN_PLACE.keys() - {"conv_batch_norm_backward_given"}
 
 
 @pytest.fixture(params=[pytest.param(lambda: None, id="host"), EMULATED, GPU])

@@ -63,7 +63,9 @@ def _pointees(source):
     pointer = re.compile(r"\s*(?:const\s+)?(\w+)\s*\*")
     text = re.sub(r"//[^\n]*", "", sources.read(source))
     return {
-        match[1]: [found[1] if (found := pointer.match(parameter)) else "" for parameter in match[2].split(",")]
+        match["name"]: [
+            found[1] if (found := pointer.match(parameter)) else "" for parameter in match["parameters"].split(",")
+        ]
         for match in sources._KERNEL.finditer(text)
     }
 

@@ -123,7 +123,8 @@ class Context:
                 f"GPU {ordinal} ({self.name}) has compute capability {'.'.join(map(str, self.capability))}; "
                 f"CUDA 13 and blobmem need {'.'.join(map(str, LEAST_CAPABILITY))} or more: use device cpu"
             )
-        self.architecture = "sm_{}{}".format(*self.capability)
+        own = "a" if self.capability == (9, 0) else ""  # instructions that no later one has
+        self.architecture = "sm_{}{}{}".format(*self.capability, own)
         self.streams: tuple[list[Any], list[Any]] = ([], [])
         self.events: list[Any] = []
         self._local = threading.local()
@@ -269,6 +270,10 @@ class Context:
                     module = check(driver.cuModuleLoadData(code), f"loading kernels '{source}'")
                     self._modules[source, dtype.char] = module
                 function = check(driver.cuModuleGetFunction(module, name.encode()), f"finding kernel {name}")
+                shared = sources.signatures(source)[name].shared
+                if shared:
+                    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    check(driver.cuFuncSetAttribute(function, most, shared), f"shared memory for kernel {name}")
                 self._functions[key] = function
         return function
 
@@ -296,7 +301,7 @@ class Launcher:
     One for each thread and kernel, since it packs arguments into a buffer of its own.
     """
 
-    __slots__ = ("_buffer", "_call", "_extra", "_flat", "_function", "_pack", "_plain", "_stream", "_success", "name")
+    __slots__ = ("_buffer", "_call", "_extra", "_flat", "_function", "_pack", "_plain", "_shared", "_stream", "name")
 
     def __init__(self, context: Context, source: str, name: str, dtype: np.dtype) -> None:
         signature = sources.signatures(source)[name]
@@ -306,6 +311,7 @@ class Launcher:
         packer = signature.packer(dtype)
         self._pack = packer.pack_into
         self._flat = signature.flat
+        self._shared = signature.shared
         self._buffer = ctypes.create_string_buffer(max(packer.size, 1))
         self._stream = context.compute_stream
         self._call = driver.cuLaunchKernel
@@ -330,12 +336,13 @@ class Launcher:
         result.func, result.extra = self._function, self._plain
         result.gridDimX, result.gridDimY, result.gridDimZ = (*grid, 1, 1)[:3]
         result.blockDimX, result.blockDimY, result.blockDimZ = (*np.atleast_1d(block).tolist(), 1, 1)[:3]
+        result.sharedMemBytes = self._shared
         return result
 
     def __call__(self, grid: tuple[int, ...], block: int | tuple[int, ...], arguments: Sequence[Any]) -> None:
         self._pack(self._buffer, 0, *self._flat(arguments))
         gx, gy, gz = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         bx, by, bz = (block, 1, 1) if isinstance(block, int) else (*block, 1, 1)[:3]
-        result = self._call(self._function, gx, gy, gz, bx, by, bz, 0, self._stream().native, 0, self._plain)
+        result = self._call(self._function, gx, gy, gz, bx, by, bz, self._shared, self._stream().native, 0, self._plain)
         if result[0]:
             raise failure(result[0], f"launching {self.name} on {grid} blocks of {block}")

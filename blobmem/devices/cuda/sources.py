@@ -23,8 +23,9 @@ DEFINES = {"float32": [], "float64": ["DOUBLE"], "float16": ["FLOAT16"], "bfloat
 DIMS = 8  # of `Dims` in common.cuh
 TABLE = 500  # of `Table` in update.cu
 
-_BOUNDS = r"(?:IN_CLUSTERS\s+)?__launch_bounds__\([^()]*(?:\([^()]*\)[^()]*)?\)\s*"
-_KERNEL = re.compile(rf'extern\s+"C"\s+__global__\s+void\s+(?:{_BOUNDS})?(\w+)\s*\(([^)]*)\)')
+_SHARED = r"WITH_SHARED\((?P<shared>\d+)\)\s+"
+_BOUNDS = rf"(?:IN_CLUSTERS\s+)?(?:{_SHARED})?__launch_bounds__\([^()]*(?:\([^()]*\)[^()]*)?\)\s*"
+_KERNEL = re.compile(rf'extern\s+"C"\s+__global__\s+void\s+(?:{_BOUNDS})?(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)')
 _FORMATS = {
     "i64": "q", "int": "i", "unsigned": "I", "float": "f", "double": "d",
     "Dims": f"0q{8 * DIMS}s", "Table": f"0q{8 * TABLE}s",  # on an address that an i64 could have
@@ -37,14 +38,16 @@ class Signature:
     Attributes:
         types: a word for each parameter: "*" for a pointer, else one of i64, int, unsigned, float, double, T, Dims,
             Table.
+        shared: bytes of shared memory that a launch gives it, beside what it has by itself.
         flat: gives the arguments of a launch as the packer wants them.
     """
 
-    __slots__ = ("flat", "name", "types")
+    __slots__ = ("flat", "name", "shared", "types")
 
-    def __init__(self, name: str, types: tuple[str, ...]) -> None:
+    def __init__(self, name: str, types: tuple[str, ...], shared: int = 0) -> None:
         self.name = name
         self.types = types
+        self.shared = shared
         self.flat = _flattener(name, types)
 
     def packer(self, dtype: np.dtype) -> struct.Struct:
@@ -106,7 +109,12 @@ _INCLUDE = re.compile(r'(?m)^#include "([\w.]+)"$')
 def signatures(name: str) -> dict[str, Signature]:
     """The kernels of a source."""
     text = re.sub(r"//[^\n]*", "", read(name))
-    return {match[1]: Signature(match[1], _types(match[1], match[2])) for match in _KERNEL.finditer(text)}
+    return {match["name"]: _signature(match) for match in _KERNEL.finditer(text)}
+
+
+def _signature(match: re.Match[str]) -> Signature:
+    name = match["name"]
+    return Signature(name, _types(name, match["parameters"]), int(match["shared"] or 0))
 
 
 def _types(kernel: str, parameters: str) -> tuple[str, ...]:

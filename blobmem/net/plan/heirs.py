@@ -51,6 +51,7 @@ IN_PLACE: dict[str, tuple[tuple[int, ...] | slice, tuple[int, ...]]] = {
     "batch_norm_given": ((0,), (1, 2)),
     "batch_norm_backward": ((0, 2), (3,)),
     "batch_norm_backward_given": ((0, 4), (5,)),
+    "conv_batch_norm_backward_given": ((7,), (8,)),
     # what runs in place of several
     "batch_norm_scale_forward": ((0,), (1, 2)),
     "batch_norm_scale_sum_relu_forward": ((0, 1), (2, 3)),

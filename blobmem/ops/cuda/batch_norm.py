@@ -16,6 +16,7 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.dtypes import exact, is_half
 from blobmem.ops.cuda import channels
 from blobmem.ops.cuda.launch import THREADS, Kernels
+from blobmem.ops.registry import ArraySpec
 
 _UP, _DOWN = Kernels("batch_norm"), Kernels("batch_norm_gradient")
 _SLICES, _SETTLE = Kernels("batch_norm_slices"), Kernels("batch_norm_settle")
@@ -156,10 +157,45 @@ def _gather(name: str, like: CudaArray, large: tuple[Any, ...], small: tuple[Any
     _reduce(_SLICES, like, name, f"{name}_finish", large, small, ws, *given, maps=False, kept=kept, joins=joins)
 
 
-def _parts_behind(like: CudaArray, gathered: CudaArray) -> int:
+def _parts_behind(like: Any, gathered: CudaArray) -> int:
     """The address behind two numbers of each channel, if there are three for each part of each; 0 if not."""
     parts, count = _plan_of(like).parts, like.shape[1]
     return gathered.address + 16 * count if parts > 1 and gathered.size >= (2 + 3 * parts) * count else 0
+
+
+class Parts(NamedTuple):
+    """Where sums of parts of channels are, how many of each, and whether those of slices before are there, too."""
+
+    address: int
+    number: int
+    kept: bool
+
+
+def parts_of(like: ArraySpec, gathered: CudaArray, number: int, ws: CudaArray) -> Parts:
+    """Where other kernels than these sum such an array to: behind what is `gathered`, if there is room, in as many
+    parts as here; else in ws, in as many as they like."""
+    kept = _parts_behind(like, gathered)
+    return Parts(kept, _plan_of(like).parts, True) if kept else Parts(ws.address, number, False)
+
+
+def join_moments(run: CudaArray, like: ArraySpec, moments: CudaArray, parts: Parts, *, before: int,
+                 last: bool) -> None:  # fmt: skip
+    """`moments` of an array, from those of its parts; it is not there itself, but another one with its dtype is."""
+    _join(run, "gathered_moments_finish", like, (moments,), parts, before, last=last)
+
+
+def join_sums(run: CudaArray, like: ArraySpec, gamma: CudaArray | None, beta: CudaArray | None, sums: CudaArray,
+              parts: Parts, *, relu: bool, first: bool, last: bool) -> None:  # fmt: skip
+    """`sums`, likewise."""
+    _join(run, "gathered_sums_finish", like, (gamma, beta, sums), parts, relu, first, last=last)
+
+
+def _join(run: CudaArray, finish: str, like: ArraySpec, small: tuple[Any, ...], parts: Parts, *numbers: Any,
+          last: bool) -> None:  # fmt: skip
+    outer, count, inner = like.shape
+    given = *small, parts.address, 0, outer, count, inner, parts.number, *numbers, parts.kept
+    if parts.number > 1 and (last or not parts.kept):
+        _SLICES.run(run, finish, -(-count // _ABREAST), _FINISH_THREADS, *given)
 
 
 def moments(x: CudaArray, moments: CudaArray, *, before: int, last: bool, ws: CudaArray) -> None:

@@ -84,7 +84,7 @@ def normalized_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: Arr
                      room: int | None = None, **given: Any) -> int:  # fmt: skip
     """Workspace of `forward` behind weights and a bias that are made for a batch norm (`room_to_normalize`); none where
     that is done at once (`conv_pointwise`)."""
-    if conv_pointwise.fits(x, w, other, kept, _window(**given), device):
+    if conv_pointwise.fits(x, w, 1 + (other is not None) + (kept is not None), _window(**given), device):
         return 0
     direction = _normalized_direction(other, kept, relu)
     return sum(_sizes_to_normalize(w)) + _forward_bytes(direction, x, w, device, turned, room, _window(**given))

@@ -52,7 +52,8 @@ def test_it_normalises_as_it_convolves(cuda, rng, pixels, inputs, outputs, dtype
     y = np.full((*x.shape[:-1], outputs), np.nan).astype(dtypes.of(dtype))
     kept = y.copy() if "kept" in parts else None
     arrays = x, w, b, other, y, kept, mean, inv_std, gamma, beta
-    assert conv_pointwise.fits(x, w, other, kept, tuple(WINDOW.values()), cuda.device)
+    moved = 1 + (other is not None) + (kept is not None)
+    assert conv_pointwise.fits(x, w, moved, tuple(WINDOW.values()), cuda.device)
     got = cuda.run("conv_batch_norm_given", *arrays, relu="relu" in parts, **WINDOW)
     expected, xhat = wanted(x, w, b, other, mean, inv_std, gamma, beta, "relu" in parts)
     results = [(got[4], expected), *([] if kept is None else [(got[5], xhat)])]
@@ -74,6 +75,78 @@ def test_what_is_not_a_number_stays_so(cuda, rng, dtype):
     assert np.isfinite(y).sum() == y.size - 2
 
 
+def batch_norm(rng, pixels, inputs, outputs, dtype):
+    """x, w, b, mean, inv_std, gamma, beta and dy; and xhat and y, as floats."""
+    x, w, b, dy, mean, inv_std, gamma, beta = made(rng, pixels, inputs, outputs, dtype)
+    _, xhat = wanted(x, w, b, None, mean, inv_std, gamma, beta, False)
+    return (x, w, b, mean, inv_std, gamma, beta, dy), xhat, xhat * gamma.astype(float) + beta.astype(float)
+
+
+SHAPES = [((1, 3), 32, 64), ((9, 16), 64, 128), ((20, 31), 96, 64)]
+
+
+@pytest.mark.parametrize("cuda", ON_TENSOR_CORES, indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pixels, inputs, outputs", SHAPES)
+@pytest.mark.parametrize("written", [False, True])
+def test_it_takes_moments_as_it_convolves(cuda, rng, pixels, inputs, outputs, dtype, written):
+    """Slice by slice, also where means are far from zero beside the deviations."""
+    x, w, b, *_ = made(rng, pixels, inputs, outputs, dtype)
+    b = (b * 0 + 50).astype(dtypes.of(dtype))
+    y, count = wanted(x, w, b, None, np.zeros(2 * outputs), 1, None, None, False)[0], np.prod(pixels)
+    for room in (0, 3 * 264 * outputs):  # for parts behind the moments
+        moments = np.full(2 * outputs + room, np.nan)
+        for at in range(2):
+            top = np.zeros((1, *pixels, outputs)).astype(dtypes.of(dtype)) if written else None
+            given = x[at : at + 1], w, b, top, moments
+            got = cuda.run("conv_moments", *given, before=int(count * at), last=at == 1, **WINDOW)
+            moments = got[4]
+            if written:
+                close = share(cuda, dtype) * np.abs(y).max()
+                np.testing.assert_allclose(got[3].astype(float), y[at : at + 1], rtol=0, atol=close)
+        close = share(cuda, dtype) * np.abs(y - 50).max()
+        folded = y.reshape(-1, outputs)
+        np.testing.assert_allclose(moments[:outputs], folded.mean(0), rtol=0, atol=close)
+        spread = moments[outputs : 2 * outputs] / (2 * count)
+        np.testing.assert_allclose(spread, folded.var(0), rtol=0, atol=close * y.std())
+
+
+@pytest.mark.parametrize("cuda", ON_TENSOR_CORES, indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pixels, inputs, outputs", SHAPES)
+@pytest.mark.parametrize("relu", [False, True])
+def test_it_has_a_batch_norms_gradient_as_it_convolves(cuda, rng, pixels, inputs, outputs, dtype, relu):
+    """The sums, slice by slice, and the gradient by them."""
+    given, xhat, y = batch_norm(rng, pixels, inputs, outputs, dtype)
+    *factors, dy = given
+    x, w, b, mean, inv_std, gamma, beta = factors
+    shut = np.abs(y) < 4 * share(cuda, dtype) * np.abs(y).max()  # or open, by rounding
+    dy = np.where(shut & relu, 0, dy).astype(dtypes.of(dtype))
+    g, count = dy.astype(float) * (y > 0 if relu else 1), int(2 * np.prod(pixels))
+    close = 4 * share(cuda, dtype) * np.abs(xhat).max() * np.sqrt(count)
+    for room in (0, 3 * 264 * outputs):
+        sums = np.full(2 * outputs + room, np.nan)
+        for at in range(2):
+            part, kept = slice(at, at + 1), np.zeros((1, *pixels, outputs)).astype(dtypes.of(dtype)) if at else None
+            operands = x[part], w, b, mean, inv_std, gamma, beta, dy[part], kept, sums
+            got = cuda.run("conv_batch_norm_sums", *operands, relu=relu, first=at == 0, last=at == 1, **WINDOW)
+            sums = got[9]
+        near = share(cuda, dtype) * np.abs(xhat).max()
+        np.testing.assert_allclose(got[8].astype(float), xhat[1:], rtol=0, atol=near)
+        np.testing.assert_allclose(sums[:outputs], g.reshape(-1, outputs).sum(0), rtol=0, atol=close)
+        along = (g * xhat).reshape(-1, outputs).sum(0)
+        np.testing.assert_allclose(sums[outputs : 2 * outputs], along, rtol=0, atol=close)
+    exact = np.concatenate([g.reshape(-1, outputs).sum(0), along])
+    operands = [x, w, b, mean, inv_std, gamma, beta, dy, dy * 0, exact]
+    dx = cuda.run("conv_batch_norm_backward_given", *operands, relu=relu, count=count, **WINDOW)[8]
+    operands[8] = dy
+    in_place = cuda.run("conv_batch_norm_backward_given", *operands, relu=relu, count=count, **WINDOW)[8]
+    np.testing.assert_array_equal(in_place, dx)
+    expected = (g - (exact[:outputs] + xhat * exact[outputs:]) / count) * gamma.astype(float) * inv_std
+    near = 2 * share(cuda, dtype) * np.abs(expected).max()
+    np.testing.assert_allclose(dx.astype(float), expected, rtol=0, atol=near)
+
+
 SPECS = {"x": (4, 56, 56, 64), "w": (64, 64, 1, 1), "other": False, "kept": False}
 
 
@@ -86,7 +159,7 @@ SPECS = {"x": (4, 56, 56, 64), "w": (64, 64, 1, 1), "other": False, "kept": Fals
         ({"x": (4, 7, 7, 96), "w": (128, 96, 1, 1), "kept": True}, True),
         ({"x": (4, 7, 7, 7, 64), "stride": (1, 1, 1), "pad": (0, 0, 0), "w": (64, 64, 1, 1, 1)}, True),
         ({"x": (4, 28, 28, 128), "w": (512, 128, 1, 1), "other": True, "kept": True}, True),
-        ({"x": (4, 28, 28, 128), "w": (512, 128, 1, 1)}, False),  # so many products take longer than what moves
+        ({"x": (4, 28, 28, 256), "w": (1024, 256, 1, 1)}, False),  # so many products take longer than what moves
         ({"x": (4, 7, 7, 512), "w": (2048, 512, 1, 1), "other": True, "kept": True}, False),
     ],
 )  # fmt: skip
@@ -98,7 +171,7 @@ def test_what_fits(change, expected, math, dtype):
     other, kept = (y if given[name] else None for name in ("other", "kept"))
     window, device = tuple((WINDOW | change)[name] for name in WINDOW), PredictedCuda(math=math)
     expected = expected and (math, dtype) != ("fp32", "float32")
-    assert conv_pointwise.fits(x, w, other, kept, window, device) == expected
+    assert conv_pointwise.fits(x, w, 1 + given["other"] + given["kept"], window, device) == expected
     if expected:
         statistics = [ArraySpec((given["w"][0],), np.dtype(np.float32))] * 2
         operands = x, w, None, other, y, kept, *statistics, None, None

@@ -1,0 +1,54 @@
+// Products of matrices of halves in shared memory by four warps at a time, on GPUs of compute capability 9.0 (WARPGROUPS is
+// then defined). Needs common.cuh.
+
+#if defined(HALVES) && !defined(EMULATED) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define WARPGROUPS
+
+// Lines of 64 bytes from a place on, of which pack p of line i lies in place p ^ i / 2 % 4; to add to it moves on by packs.
+typedef u64 Lines;
+__device__ __forceinline__ Lines lines_from(const Pack *at) {
+  u64 address = (u32)__cvta_generic_to_shared(at);
+  return (u64)2 << 62 | (u64)(8 * 64 >> 4) << 32 | (u64)1 << 16 | (address & 0x3ffff) >> 4;
+}
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// found += a b, of 64 lines of 16 numbers and of what has 64 lines of 16, too, which are its columns. Lane 4 i + j of warp n
+// has in found[t] columns 8 t + 2 j and 8 t + 2 j + 1 of line 16 n + i, then of line 16 n + i + 8.
+#ifdef BFLOAT16
+#define TYPES "bf16.bf16"
+#else
+#define TYPES "f16.f16"
+#endif
+__device__ __forceinline__ void multiply_lines(T (*found)[4], Lines a, Lines b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 0, 0;"
+               : "+f"(found[0][0]), "+f"(found[0][1]), "+f"(found[0][2]), "+f"(found[0][3]),
+                 "+f"(found[1][0]), "+f"(found[1][1]), "+f"(found[1][2]), "+f"(found[1][3]),
+                 "+f"(found[2][0]), "+f"(found[2][1]), "+f"(found[2][2]), "+f"(found[2][3]),
+                 "+f"(found[3][0]), "+f"(found[3][1]), "+f"(found[3][2]), "+f"(found[3][3]),
+                 "+f"(found[4][0]), "+f"(found[4][1]), "+f"(found[4][2]), "+f"(found[4][3]),
+                 "+f"(found[5][0]), "+f"(found[5][1]), "+f"(found[5][2]), "+f"(found[5][3]),
+                 "+f"(found[6][0]), "+f"(found[6][1]), "+f"(found[6][2]), "+f"(found[6][3]),
+                 "+f"(found[7][0]), "+f"(found[7][1]), "+f"(found[7][2]), "+f"(found[7][3])
+               : "l"(a), "l"(b));
+}
+#undef TYPES
+#else
+typedef const Pack *Lines;
+__device__ __forceinline__ Lines lines_from(const Pack *at) { return at; }
+#endif
+
+// Until all such products are there.
+__device__ __forceinline__ void end_products() {
+#ifdef WARPGROUPS
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+}
+
+// Let what a thread has copied to shared memory be seen by such products, once there was a barrier.
+__device__ __forceinline__ void show_copies() {
+#ifdef WARPGROUPS
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
