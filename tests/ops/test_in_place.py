@@ -107,7 +107,7 @@ def pairs(name):
 
 
 def test_every_op_is_here():
-    """But what convolves (`test_conv_pointwise`)."""
+    """But what convolves (`test_conv_normed`)."""
     assert OPS.keys() == IN_PLACE.keys() - {"conv_batch_norm_backward_given"}
 
 

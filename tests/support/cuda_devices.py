@@ -8,6 +8,7 @@ from cuda_emulation import AVAILABLE, EmulatedCuda
 
 from blobmem import SimulatedDevice
 from blobmem.devices import HOST
+from blobmem.dtypes import is_half
 from blobmem.errors import DeviceError
 from blobmem.memory.workspace import workspace
 
@@ -59,6 +60,9 @@ class WithTensorCores(EmulatedCuda):
 
     def on_tensor_cores(self, dtype):
         return True
+
+    def in_warpgroups(self, dtype):
+        return is_half(dtype)
 
 
 needs_gpu = (pytest.mark.gpu, pytest.mark.skipif("not __import__('cuda_devices').has_gpu()", reason="needs a GPU"))

@@ -104,6 +104,10 @@ class CudaDevice(Device):
         """Whether products of a dtype run on tensor cores here; those of float32 only if of ten bits of each factor."""
         return self.context.capability >= (8, 0) and takes_tensor_cores(dtype, self.math)
 
+    def in_warpgroups(self, dtype: np.dtype) -> bool:
+        """Whether four warps at a time multiply matrices of a dtype here, as one generation of GPUs has it."""
+        return self.context.capability == (9, 0) and is_half(dtype)
+
     @property
     def lost(self) -> bool:
         return self.context.lost

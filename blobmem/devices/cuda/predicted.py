@@ -6,6 +6,7 @@ import numpy as np
 
 from blobmem.devices.cuda.device import CudaDevice, takes_tensor_cores
 from blobmem.devices.simulated import SimulatedDevice
+from blobmem.dtypes import is_half
 
 
 class PredictedCuda(SimulatedDevice):
@@ -37,3 +38,7 @@ class PredictedCuda(SimulatedDevice):
     def on_tensor_cores(self, dtype: np.dtype) -> bool:
         """As a `CudaDevice`'s: on every model of which files are known."""
         return takes_tensor_cores(dtype, self.math)
+
+    def in_warpgroups(self, dtype: np.dtype) -> bool:
+        """Likewise."""
+        return is_half(dtype)

@@ -23,7 +23,7 @@ DEFINES = {"float32": [], "float64": ["DOUBLE"], "float16": ["FLOAT16"], "bfloat
 DIMS = 8  # of `Dims` in common.cuh
 TABLE = 500  # of `Table` in update.cu
 
-_SHARED = r"WITH_SHARED\((?P<shared>\d+)\)\s+"
+_SHARED = r"WITH_SHARED\((?P<shared>\w+)\)\s+"
 _BOUNDS = rf"(?:IN_CLUSTERS\s+)?(?:{_SHARED})?__launch_bounds__\([^()]*(?:\([^()]*\)[^()]*)?\)\s*"
 _KERNEL = re.compile(rf'extern\s+"C"\s+__global__\s+void\s+(?:{_BOUNDS})?(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)')
 _FORMATS = {
@@ -109,12 +109,13 @@ _INCLUDE = re.compile(r'(?m)^#include "([\w.]+)"$')
 def signatures(name: str) -> dict[str, Signature]:
     """The kernels of a source."""
     text = re.sub(r"//[^\n]*", "", read(name))
-    return {match["name"]: _signature(match) for match in _KERNEL.finditer(text)}
+    return {match["name"]: _signature(match, text) for match in _KERNEL.finditer(text)}
 
 
-def _signature(match: re.Match[str]) -> Signature:
-    name = match["name"]
-    return Signature(name, _types(name, match["parameters"]), int(match["shared"] or 0))
+def _signature(match: re.Match[str], text: str) -> Signature:
+    name, shared = match["name"], match["shared"] or "0"
+    stated = re.search(rf"(?m)^#define {shared} +(\d+)", text)
+    return Signature(name, _types(name, match["parameters"]), int(stated[1] if stated else shared))
 
 
 def _types(kernel: str, parameters: str) -> tuple[str, ...]:

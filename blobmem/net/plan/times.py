@@ -57,7 +57,7 @@ _PRODUCTS = {
 }  # fmt: skip
 """Of convolutions, which operand is the output (of a transposed one the source), and which the weights."""
 
-_OF_ONE_TAP = frozenset({"conv_batch_norm_backward_given", "conv_batch_norm_sums", "conv_moments"})
+_NORMED = frozenset({"conv_batch_norm_backward_given", "conv_batch_norm_sums", "conv_moments"})
 """Convolutions that may make nothing of the size of their output."""
 
 _LINEAR = {
@@ -196,8 +196,9 @@ def _products(call: Call) -> float:
     if op in _PRODUCTS:
         output, weights = (call.operand(at).op_shape for at in _PRODUCTS[op])
         return 2.0 * math.prod(output) * math.prod(weights[1:])
-    if op in _OF_ONE_TAP:
-        return 2.0 * math.prod(call.operand(0).op_shape) * call.operand(1).op_shape[0]
+    if op in _NORMED:
+        x, weights = (call.operand(at).op_shape for at in (0, 1))
+        return 2.0 * math.prod(x) * math.prod(weights) / weights[1]
     if op in _LINEAR:  # of m by k, k by n and m by n numbers
         return 2.0 * math.sqrt(math.prod(math.prod(call.operand(at).op_shape) for at in _LINEAR[op]))
     return 0.0

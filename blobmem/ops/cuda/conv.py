@@ -21,7 +21,7 @@ import numpy as np
 from blobmem.devices.cuda.array import CudaArray
 from blobmem.dtypes import is_half
 from blobmem.errors import DeviceError
-from blobmem.ops.cuda import channels, conv_first, conv_pointwise, conv_slabs
+from blobmem.ops.cuda import channels, conv_first, conv_normed, conv_slabs
 from blobmem.ops.cuda.algorithms import Key
 from blobmem.ops.cuda.conv_direct import (
     add,
@@ -83,9 +83,9 @@ def normalized_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: Arr
                      kept: ArraySpec | None, *_: Any, device: Any, relu: bool, turned: bool = False,
                      room: int | None = None, **given: Any) -> int:  # fmt: skip
     """Workspace of `forward` behind weights and a bias that are made for a batch norm (`room_to_normalize`); none where
-    that is done at once (`conv_pointwise`)."""
-    if conv_pointwise.fits(x, w, 1 + (other is not None) + (kept is not None), _window(**given), device):
-        return 0
+    that is done at once (`conv_normed`)."""
+    if conv_normed.fits(x, w, 1 + (other is not None) + (kept is not None), _window(**given), device):
+        return int(conv_normed.room(0)(x, w, turned=turned))
     direction = _normalized_direction(other, kept, relu)
     return sum(_sizes_to_normalize(w)) + _forward_bytes(direction, x, w, device, turned, room, _window(**given))
 

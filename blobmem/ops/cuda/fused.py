@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
-from blobmem.ops.cuda import batch_norm, channels, conv, conv_first, conv_pointwise, linear, norm
+from blobmem.ops.cuda import batch_norm, channels, conv, conv_first, conv_normed, linear, norm
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.cuda.products import only_products
 from blobmem.ops.registry import op
@@ -49,8 +49,9 @@ def conv_batch_norm_given(x: CudaArray, w: CudaArray, b: CudaArray | None, other
     are different arrays of one size.
     """
     window = stride, pad, dilation, group, layout
-    if conv_pointwise.fits(x, w, 1 + (other is not None) + (kept is not None), window, x.device):
-        conv_pointwise.normalized(x, w, b, other, y, kept, mean, inv_std, gamma, beta, relu=relu)
+    if conv_normed.fits(x, w, 1 + (other is not None) + (kept is not None), window, x.device):
+        given = x, w, b, other, y, kept, mean, inv_std, gamma, beta
+        conv_normed.normalized(*given, relu=relu, turned=turned, ws=ws)
         return
     weights, bias, rest = conv.room_to_normalize(w, ws)
     factors = (gamma, beta) if kept is None else (None, None)
@@ -71,32 +72,36 @@ def conv_batch_norm_given(x: CudaArray, w: CudaArray, b: CudaArray | None, other
         scale_sum_relu_forward(folded, gamma, beta, other, None, None, y, slope=0.0 if relu else 1.0)
 
 
-@op(family="cuda", workspace=conv_pointwise.moments_bytes, takes=conv_pointwise.takes(2))
+@op(family="cuda", workspace=conv_normed.room(conv_normed.MOMENTS), takes=conv_normed.takes(2))
 def conv_moments(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray | None, moments: CudaArray, *,
-                 before: int, last: bool = True, ws: CudaArray, **window: Any) -> None:  # fmt: skip
+                 before: int, last: bool = True, turned: bool = False, ws: CudaArray,
+                 **window: Any) -> None:  # fmt: skip
     """`conv_forward`, and `batch_norm_moments` of that, before it is rounded; y (None: not wanted) gets it.
 
-    Of one tap, where our own kernels are the faster.
+    Of one tap, or of few channels, where our own kernels are the faster.
     """
-    conv_pointwise.moments(x, w, b, y, moments, before=before, last=last, ws=ws)
+    conv_normed.moments(x, w, b, y, moments, before=before, last=last, turned=turned, ws=ws)
 
 
-@op(family="cuda", workspace=conv_pointwise.sums_bytes, takes=conv_pointwise.takes(3))
+@op(family="cuda", workspace=conv_normed.room(conv_normed.SUMS), takes=conv_normed.takes(3))
 def conv_batch_norm_sums(x: CudaArray, w: CudaArray, b: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
                          gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray, xhat: CudaArray | None,
-                         sums: CudaArray, *, relu: bool, first: bool, last: bool = True, ws: CudaArray,
-                         **window: Any) -> None:  # fmt: skip
+                         sums: CudaArray, *, relu: bool, first: bool, last: bool = True, turned: bool = False,
+                         ws: CudaArray, **window: Any) -> None:  # fmt: skip
     """`batch_norm_sums` of what `batch_norm_given` makes of `conv_forward`, which xhat (None: not wanted) gets; of
     convolutions as `conv_moments` takes."""
-    conv_pointwise.sums(x, w, b, mean, inv_std, gamma, beta, dy, xhat, sums, relu=relu, first=first, last=last, ws=ws)
+    given = x, w, b, mean, inv_std, gamma, beta, dy, xhat, sums
+    conv_normed.sums(*given, relu=relu, first=first, last=last, turned=turned, ws=ws)
 
 
-@op(family="cuda", takes=conv_pointwise.takes(4))
+@op(family="cuda", workspace=conv_normed.room(0), takes=conv_normed.takes(4))
 def conv_batch_norm_backward_given(x: CudaArray, w: CudaArray, b: CudaArray | None, mean: CudaArray, inv_std: CudaArray,
                                    gamma: CudaArray | None, beta: CudaArray | None, dy: CudaArray, dx: CudaArray,
-                                   sums: CudaArray, *, relu: bool, count: int, **window: Any) -> None:  # fmt: skip
+                                   sums: CudaArray, *, relu: bool, count: int, turned: bool = False,
+                                   ws: CudaArray | None = None, **window: Any) -> None:  # fmt: skip
     """`batch_norm_backward_given` of the same; dx may be dy."""
-    conv_pointwise.gradient(x, w, b, mean, inv_std, gamma, beta, dy, dx, sums, relu=relu, count=count)
+    given = x, w, b, mean, inv_std, gamma, beta, dy, dx, sums
+    conv_normed.gradient(*given, relu=relu, count=count, turned=turned, ws=ws)
 
 
 @op(family="cuda", workspace=only_products)

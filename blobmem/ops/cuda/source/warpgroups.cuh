@@ -33,11 +33,37 @@ __device__ __forceinline__ void multiply_lines(T (*found)[4], Lines a, Lines b) 
                  "+f"(found[7][0]), "+f"(found[7][1]), "+f"(found[7][2]), "+f"(found[7][3])
                : "l"(a), "l"(b));
 }
+// The same where a is in registers, as `multiply_words` has it: a warp's own lines.
+__device__ __forceinline__ void multiply_lines(T (*found)[4], const u32 (&a)[4], Lines b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+               : "+f"(found[0][0]), "+f"(found[0][1]), "+f"(found[0][2]), "+f"(found[0][3]),
+                 "+f"(found[1][0]), "+f"(found[1][1]), "+f"(found[1][2]), "+f"(found[1][3]),
+                 "+f"(found[2][0]), "+f"(found[2][1]), "+f"(found[2][2]), "+f"(found[2][3]),
+                 "+f"(found[3][0]), "+f"(found[3][1]), "+f"(found[3][2]), "+f"(found[3][3]),
+                 "+f"(found[4][0]), "+f"(found[4][1]), "+f"(found[4][2]), "+f"(found[4][3]),
+                 "+f"(found[5][0]), "+f"(found[5][1]), "+f"(found[5][2]), "+f"(found[5][3]),
+                 "+f"(found[6][0]), "+f"(found[6][1]), "+f"(found[6][2]), "+f"(found[6][3]),
+                 "+f"(found[7][0]), "+f"(found[7][1]), "+f"(found[7][2]), "+f"(found[7][3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 #undef TYPES
 #else
 typedef const Pack *Lines;
 __device__ __forceinline__ Lines lines_from(const Pack *at) { return at; }
 #endif
+
+// Those so far go together; and until all are there but for the last so many marks.
+__device__ __forceinline__ void mark_products() {
+#ifdef WARPGROUPS
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+template <int MARKS> __device__ __forceinline__ void wait_for_products() {
+#ifdef WARPGROUPS
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(MARKS) : "memory");
+#endif
+}
 
 // Until all such products are there.
 __device__ __forceinline__ void end_products() {
