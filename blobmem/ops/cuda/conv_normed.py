@@ -51,12 +51,14 @@ def fits(x: Any, w: Any, arrays: int, window: tuple[Any, ...], device: Any) -> b
     )  # fmt: skip
 
 
-def takes(arrays: int) -> Any:
-    """Whether the kernels do for an op's operands, of which x and w come first."""
+def takes(arrays: int, wider: int = 0) -> Any:
+    """Whether the kernels do for an op's operands, of which x and w come first; and are the faster where y has so many
+    times as many channels, or more."""
 
     def taken(x: ArraySpec, w: ArraySpec, *_: Any, device: Any, layout: str = "NCHW", **given: Any) -> bool:
         window = (*(given[name] for name in _WINDOW[:-1]), layout)
-        return fits(x, w, arrays, window, device)
+        outputs, inputs = w.shape[:2]
+        return (_is_near(w) or outputs >= wider * inputs) and fits(x, w, arrays, window, device)
 
     return taken
 

@@ -72,7 +72,7 @@ def conv_batch_norm_given(x: CudaArray, w: CudaArray, b: CudaArray | None, other
         scale_sum_relu_forward(folded, gamma, beta, other, None, None, y, slope=0.0 if relu else 1.0)
 
 
-@op(family="cuda", workspace=conv_normed.room(conv_normed.MOMENTS), takes=conv_normed.takes(2))
+@op(family="cuda", workspace=conv_normed.room(conv_normed.MOMENTS), takes=conv_normed.takes(2, wider=1))
 def conv_moments(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray | None, moments: CudaArray, *,
                  before: int, last: bool = True, turned: bool = False, ws: CudaArray,
                  **window: Any) -> None:  # fmt: skip

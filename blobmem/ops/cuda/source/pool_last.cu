@@ -60,28 +60,37 @@ template <int W, class E> __device__ __forceinline__ void each_window(const D *x
   }
 }
 
-template <int K, class M, int W>
-__device__ __forceinline__ void largest_last(const D *x, D *y, void *mask, i64 n, const Pool &s) {
+template <bool MASKED, int K, class M, int W>
+__device__ __forceinline__ void largest_of_windows(const D *x, D *y, void *mask, i64 n, const Pool &s) {
   each_window<W>(x, n, s, [=](i64 to, const D *from, const Window &window) {
     Lot<W> values = {};
-    int found[W];
+    int found[W], seen = 0;
 #pragma unroll
     for (int i = 0; i < W; i++) found[i] = -1;
     over_window<K, W>(from, window, s, [&](const Lot<W> &lot, const Spot &spot, bool) {
-      int place = s.mark<M>(spot);
+      int place = MASKED ? s.mark<M>(spot) : 0;
+      bool begins = seen++ == 0;  // where all loads are in flight that is known beforehand
 #pragma unroll
       for (int i = 0; i < W; i++) {
-        if (found[i] < 0) values.at[i] = lot.at[i], found[i] = place;
-        keep_larger(lot.at[i], place, values.at[i], found[i]);
+        if (begins) values.at[i] = lot.at[i], found[i] = place;
+        else keep_larger(lot.at[i], place, values.at[i], found[i]);
       }
     });
     store<W>(y, to, values);
-    if (!mask) return;
+    if (!MASKED) return;
     Places<W, M> places;
 #pragma unroll
     for (int i = 0; i < W; i++) places.at[i] = (M)found[i];
     *(Places<W, M> *)((M *)mask + to) = places;
   });
+}
+
+template <int K, class M, int W>
+__device__ __forceinline__ void largest_last(const D *x, D *y, void *mask, i64 n, const Pool &s) {
+  if (mask)
+    largest_of_windows<true, K, M, W>(x, y, mask, n, s);
+  else
+    largest_of_windows<false, K, M, W>(x, y, mask, n, s);
 }
 
 template <int K, int W> __device__ __forceinline__ void average_last(const D *x, D *y, i64 n, const Pool &s) {
