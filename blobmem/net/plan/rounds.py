@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 POWERS = (0.5, 1.0)
 """Of the time until an array is needed next, by which its bytes count as freed: walks that are compared at first."""
 
-WALKS, FOR_EACH, TURNS = 8000, 64, 8
+WALKS, FOR_EACH, TURNS = 16000, 64, 8
 """How many other walks each search tries, fewer where these are so many for each kind of array; and in how many turns,
 each on from the best of the one before and as warm at first, which end with one in which none finds a better one."""
 
