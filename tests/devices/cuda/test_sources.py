@@ -46,3 +46,10 @@ def test_every_kernel_can_be_packed():
             values = {"*": None, "Dims": (1,), "Table": b""}
             given = [values.get(word, 1) for word in signature.types]
             assert signature.packer(F4).pack(*signature.flat(given))
+
+
+def test_what_a_launch_gives_beside_is_read_off_the_kernel_too():
+    """A number that its source defines; and none of most."""
+    assert {each.shared for each in signatures("conv_pointwise").values()} == {101376}
+    assert {each.shared for each in signatures("conv_near").values()} == {115712}
+    assert not any(each.shared for each in signatures("norm").values())
