@@ -60,7 +60,9 @@ struct Block {
     weights = lines_from(memory), factors = (Lot<PACK> *)(memory + CHUNKS * WEIGHTS);
     this->memory = memory, shared = memory + CHUNKS * WEIGHTS + 6 * ACROSS / 4;
   }
-  __device__ __forceinline__ void keep(int factor, int c, T value) const { factors[factor * (own / PACK) + c / PACK].at[c % PACK] = value; }
+  __device__ __forceinline__ void keep(int factor, int c, T value) const {
+    factors[factor * (own / PACK) + c / PACK].at[c % PACK] = value;
+  }
 };
 
 __device__ __forceinline__ void ask_weights(Pack *weights, const D *w, int first) {
@@ -76,7 +78,8 @@ struct Coming {
   const Pack *x;
   Pack *room;
   int lines;
-  __device__ __forceinline__ Coming(const D *x, const Block &block) : x((const Pack *)x), room(block.shared), lines(HIGH + 2 * block.width + 4) {}
+  __device__ __forceinline__ Coming(const D *x, const Block &block)
+      : x((const Pack *)x), room(block.shared), lines(HIGH + 2 * block.width + 4) {}
   __device__ __forceinline__ void ask(const Block &block, i64 m0) const {
     int line = threadIdx.x / LINE, pack = threadIdx.x % LINE;
     Where where(m0 - block.width - 2 + line, block.height, block.width);

@@ -2,16 +2,16 @@
 // that gradient, each number of which is written once, and what is added to it read once. Who includes it has a Block of
 // pixels and channels, and BEGIN, which begins with `block` and with what of it comes to shared memory; and make(block, coming,
 // end), which gives each lane's products to what `end` is.
-// Needs common.cuh, batch_norm_gathered.cuh, copies.cuh, shared.cuh, mma.cuh and warpgroups.cuh.
-
+// Needs conv_normed.cuh, batch_norm_gathered.cuh and shared.cuh.
+//
 // In the following b, other, gamma and beta may be null. `mean` has the lower parts of the means behind the upper ones; xhat =
 // (x w + b - mean) * inv_std.
 
 // y = relu(xhat * gamma + beta + other); `kept` gets xhat unless it is null: then y is made of what that holds.
 extern "C" __global__ void WITH_SHARED(ROOM) __launch_bounds__(THREADS, 2)
     conv_given(const D *x, const D *w, const D *b, const D *other, D *y, D *kept, const T *mean, const T *inv_std,
-                          const D *gamma, const D *beta, i64 pixels, int inputs, int channels, int width, int height, int parts, int stages,
-                          int relu) {
+               const D *gamma, const D *beta, i64 pixels, int inputs, int channels, int width, int height, int parts,
+               int stages, int relu) {
   BEGIN
   for (int c = threadIdx.x; c < block.own; c += THREADS) {
     int n = block.first + c;
@@ -138,7 +138,7 @@ template <bool WRITTEN> struct WithMoments {
 // The moments of y = x w + b, which is written unless it is null, of `before` numbers of each channel and these.
 extern "C" __global__ void WITH_SHARED(ROOM) __launch_bounds__(THREADS, 2)
     conv_moments(const D *x, const D *w, const D *b, D *y, double *moments, double *places, i64 pixels, int inputs,
-                            int channels, int width, int height, int parts, int stages, int planes, double before, int kept) {
+                 int channels, int width, int height, int parts, int stages, int planes, double before, int kept) {
   BEGIN
   for (int c = threadIdx.x; c < block.own; c += THREADS) block.keep(0, c, b ? (T)b[block.first + c] : (T)0);
   GatheredMoments to = {{places, channels, planes, (double)pixels + (kept ? before : 0)}, moments, before, kept};
@@ -164,8 +164,7 @@ __device__ __forceinline__ void keep_shift(const Block &block, const D *b, const
 }
 
 // The gradient that a ReLU passes on, of what was normalised.
-template <bool RELU>
-__device__ __forceinline__ T passed_by(T dy, T shifted, T times, T plus) {
+template <bool RELU> __device__ __forceinline__ T passed_by(T dy, T shifted, T times, T plus) {
   return RELU && !(fma(shifted, times, plus) > 0) ? (T)0 : dy;
 }
 
@@ -216,9 +215,9 @@ template <bool RELU> struct WithSums {
 
 // The sums for the gradient of batch normalisation, as `batch_norm_slices` gathers them.
 extern "C" __global__ void WITH_SHARED(ROOM) __launch_bounds__(THREADS, 2)
-    conv_sums(const D *x, const D *w, const D *b, const T *mean, const T *inv_std, const D *gamma, const D *beta,
-                   const D *dy, D *xhat, double *sums, double *places, i64 pixels, int inputs, int channels, int width, int height, int parts,
-                   int stages, int planes, int relu, int first, int kept) {
+    conv_sums(const D *x, const D *w, const D *b, const T *mean, const T *inv_std, const D *gamma, const D *beta, const D *dy,
+              D *xhat, double *sums, double *places, i64 pixels, int inputs, int channels, int width, int height, int parts,
+              int stages, int planes, int relu, int first, int kept) {
   BEGIN
   Shift shift = {gamma, beta, relu};
   keep_shift(block, b, mean, inv_std, shift, 2);
@@ -259,8 +258,8 @@ template <bool RELU> struct WithGradient {
 // The gradient of batch normalisation by the sums of a whole batch, whose channels have 1 / `share` numbers.
 extern "C" __global__ void WITH_SHARED(ROOM) __launch_bounds__(THREADS, 2)
     conv_gradient(const D *x, const D *w, const D *b, const T *mean, const T *inv_std, const D *gamma, const D *beta,
-                       const D *dy, D *dx, const double *sums, i64 pixels, int inputs, int channels, int width, int height, int parts, int stages,
-                       double share, int relu) {
+                  const D *dy, D *dx, const double *sums, i64 pixels, int inputs, int channels, int width, int height,
+                  int parts, int stages, double share, int relu) {
   BEGIN
   Shift shift = {gamma, beta, relu};
   keep_shift(block, b, mean, inv_std, shift, 4);
