@@ -8,6 +8,7 @@ calls, and fuse under their own names.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from bisect import bisect_left
 from collections import defaultdict
@@ -529,10 +530,6 @@ def _moments_behind(calls: Sequence[Call], at: int, read: bool = False) -> Group
     return Group(at + 2, call, () if read else (top,))
 
 
-def _moments_behind_read(calls: Sequence[Call], at: int) -> Group | None:
-    return _moments_behind(calls, at, read=True)
-
-
 def _gradient_behind(calls: Sequence[Call], at: int, read: bool = False) -> Group | None:
     """A convolution, a batch norm of its top by given statistics, and the sums for the gradient of that, or the
     gradient; what is normalised is written if it is `read` behind the sums."""
@@ -560,10 +557,6 @@ def _gradient_behind(calls: Sequence[Call], at: int, read: bool = False) -> Grou
     attributes = first.attributes | calls[last].attributes
     call = dataclasses.replace(first, op=op, operands=operands, attributes=attributes)
     return Group(last + 1, call, tuple(each for each in made if not (read and _same(each, y))))
-
-
-def _gradient_behind_read(calls: Sequence[Call], at: int) -> Group | None:
-    return _gradient_behind(calls, at, read=True)
 
 
 def _relu_bias_backward(calls: Sequence[Call], at: int) -> Group | None:
@@ -666,9 +659,9 @@ _MATCHES = {  # those first that write least
     "concat_backward": (_concat_backward,),
     "conv_forward": (
         _moments_behind,
-        _moments_behind_read,
+        functools.partial(_moments_behind, read=True),
         _gradient_behind,
-        _gradient_behind_read,
+        functools.partial(_gradient_behind, read=True),
         _norm_behind,
         _sum_behind,
         _relu_behind,

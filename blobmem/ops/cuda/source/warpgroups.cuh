@@ -20,33 +20,23 @@ __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.syn
 #else
 #define TYPES "f16.f16"
 #endif
+#define MULTIPLY \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, " \
+  "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+#define FOUR(t) "+f"(found[t][0]), "+f"(found[t][1]), "+f"(found[t][2]), "+f"(found[t][3])
+#define FOUND FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)
 __device__ __forceinline__ void multiply_lines(T (*found)[4], Lines a, Lines b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 0, 0;"
-               : "+f"(found[0][0]), "+f"(found[0][1]), "+f"(found[0][2]), "+f"(found[0][3]),
-                 "+f"(found[1][0]), "+f"(found[1][1]), "+f"(found[1][2]), "+f"(found[1][3]),
-                 "+f"(found[2][0]), "+f"(found[2][1]), "+f"(found[2][2]), "+f"(found[2][3]),
-                 "+f"(found[3][0]), "+f"(found[3][1]), "+f"(found[3][2]), "+f"(found[3][3]),
-                 "+f"(found[4][0]), "+f"(found[4][1]), "+f"(found[4][2]), "+f"(found[4][3]),
-                 "+f"(found[5][0]), "+f"(found[5][1]), "+f"(found[5][2]), "+f"(found[5][3]),
-                 "+f"(found[6][0]), "+f"(found[6][1]), "+f"(found[6][2]), "+f"(found[6][3]),
-                 "+f"(found[7][0]), "+f"(found[7][1]), "+f"(found[7][2]), "+f"(found[7][3])
-               : "l"(a), "l"(b));
+  asm volatile(MULTIPLY "%32, %33, 1, 1, 1, 0, 0;" : FOUND : "l"(a), "l"(b));
 }
 // The same where a is in registers, as `multiply_words` has it: a warp's own lines.
 __device__ __forceinline__ void multiply_lines(T (*found)[4], const u32 (&a)[4], Lines b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPES " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-               : "+f"(found[0][0]), "+f"(found[0][1]), "+f"(found[0][2]), "+f"(found[0][3]),
-                 "+f"(found[1][0]), "+f"(found[1][1]), "+f"(found[1][2]), "+f"(found[1][3]),
-                 "+f"(found[2][0]), "+f"(found[2][1]), "+f"(found[2][2]), "+f"(found[2][3]),
-                 "+f"(found[3][0]), "+f"(found[3][1]), "+f"(found[3][2]), "+f"(found[3][3]),
-                 "+f"(found[4][0]), "+f"(found[4][1]), "+f"(found[4][2]), "+f"(found[4][3]),
-                 "+f"(found[5][0]), "+f"(found[5][1]), "+f"(found[5][2]), "+f"(found[5][3]),
-                 "+f"(found[6][0]), "+f"(found[6][1]), "+f"(found[6][2]), "+f"(found[6][3]),
-                 "+f"(found[7][0]), "+f"(found[7][1]), "+f"(found[7][2]), "+f"(found[7][3])
+  asm volatile(MULTIPLY "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+               : FOUND
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+#undef FOUND
+#undef FOUR
+#undef MULTIPLY
 #undef TYPES
 #else
 typedef const Pack *Lines;
@@ -67,9 +57,8 @@ template <int MARKS> __device__ __forceinline__ void wait_for_products() {
 
 // Until all such products are there.
 __device__ __forceinline__ void end_products() {
-#ifdef WARPGROUPS
-  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
+  mark_products();
+  wait_for_products<0>();
 }
 
 // Let what a thread has copied to shared memory be seen by such products, once there was a barrier.
