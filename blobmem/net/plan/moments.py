@@ -31,9 +31,6 @@ MANY = 1000
 SHORTER = 2
 """How often arrays go sooner for those beside them to have places."""
 
-HEAT = 2e-4
-"""What part of a pass's time it may mostly take longer by what is tried at first."""
-
 
 class Ran(NamedTuple):
     """A pass by the clock.
@@ -150,9 +147,10 @@ class Clock:
             until[at] = max(last, min(done, int(gone), stop) - 1)
         return until
 
-    def annealed(self, first: Mapping[int, int], to: np.ndarray, room: int, tries: int) -> np.ndarray:
+    def annealed(self, first: Mapping[int, int], to: np.ndarray, room: int, tries: int, heat: float) -> np.ndarray:
         """Before which steps those go that may go before others, of each the first, and updates, for all to take least
-        time, as is found from a beginning on with so many tries."""
+        time, as is found from a beginning on with so many tries, of which the first may mostly take longer by such a
+        part."""
         from blobmem.net.plan import clockwork
 
         first = {at: at for each in self.updates for at in each.fetches} | {**first}
@@ -166,7 +164,7 @@ class Clock:
         at = np.array([each.step for each in self.updates], np.int64)
         updates = at, np.array(leasts, np.int64), *self._listed(others), brings
         moving = np.concatenate([np.array([*first], np.int64), at])
-        heat = HEAT * self.run(room, to).ms
+        heat *= self.run(room, to).ms
         found: np.ndarray = clockwork.annealed(
             self._rows, self._columns, self.turn, to, moving, firsts, updates, self._rooms(room), LINK / BOTH, SLACK,
             tries, heat, 0,

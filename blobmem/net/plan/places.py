@@ -325,7 +325,8 @@ class Plan:
             if tenant.memory is not None and tenant.memory not in span.written and tenant.meets(taken):
                 span.overrun.append(tenant.memory)
         if not backward:
-            span.overrun += self._remade  # which were of the pass before
+            # which were of the pass before; but what has gone comes back in this one already, where there is time
+            span.overrun += [memory for memory in self._remade if memory not in span.written]
             for memory, (_, makers, start, _) in self._remade.items():
                 first, stop = (bisect_left(makers, position) for position in (span.start, span.stop))
                 span.made += [(memory, 0 if first <= start else first, stop)] if first < stop else []
@@ -346,7 +347,7 @@ class Plan:
     def check(self, span: Span, identity: Any) -> None:
         """Raise SharedBlobError if a span of backward would make anew what was made in another way last."""
         for memory, (_, makers, *_) in self._remade.items():
-            if memory in span.written and self._ran.get(memory, 0) < len(makers):
+            if memory in span.first_uses and self._ran.get(memory, 0) < len(makers):
                 raise SharedBlobError(
                     f"{identity} would make '{memory.name}' anew, but parts of what makes it have run by themselves: "
                     f"run it forward from its first layer again, or build the net with keep=['{memory.name}']"

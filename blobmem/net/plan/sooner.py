@@ -17,9 +17,10 @@ from blobmem.net.plan.movable import movable
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.state import content_of, copies_state, with_moved
 from blobmem.net.plan.times import COPIES, Times, least_ms, reckon
-from blobmem.net.plan.uses import moved
+from blobmem.net.plan.uses import Remade, moved
 from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Unit
+from blobmem.ops.call import Call
 
 if TYPE_CHECKING:
     from blobmem.net.net import Net
@@ -30,9 +31,15 @@ PARTS = (0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.91, 0.88, 0.84, 0.8)
 Moves = Mapping[int, int]
 """From where to before which call others go, among those of forward and behind them those of backward."""
 
-WORK, MORE = 30_000_000, 100_000_000
+WORK, MORE = 30_000_000, 300_000_000
 """So many steps does a search for when copies begin look at, and another one from the best plan on. A number, not a
 time, so that plans repeat."""
+
+TRIES = 500_000
+"""Nor does it try more ways than so many."""
+
+HEAT, MORE_HEAT = 2e-4, 1e-3
+"""What part of a pass's time it may mostly take longer by what these try at first."""
 
 HOPE = 1.001
 """How many times as long as if nothing waited a plan has to take for copies that come sooner to be a help."""
@@ -60,18 +67,21 @@ def _annealed(net: Net, made: Made, begun: Moves | None, most_ms: float) -> Made
     room, times, (starts, stops) = room_of(net, made), Times(net.device), _bounds(made)
     drawn = made.places.lasting(range(len(stops)))
     clock = Clock(drawn, times, movable(drawn))
-    first = _earliest(clock.steps, clock.turn, net.updates_in_backward)
+    across = net.updates_in_backward
+    late = _late(clock, room) if across else []
+    first = _earliest(clock.steps, clock.turn, across, late)
     to, best = np.arange(len(stops)), None
-    if not (first or clock.updates) or least_ms(made.places, times) * HOPE >= most_ms:
+    to[late] = clock.turn
+    if not (first or late or clock.updates) or least_ms(made.places, times) * HOPE >= most_ms:
         return None
     number = {start: at for at, start in enumerate(starts)}
     for at, before in (begun or {}).items():
         if at in number:
             to[number[at]] = number[before]
-    tries = (WORK if begun is None else MORE) // len(stops)
+    work, heat = (WORK, HEAT) if begun is None else (MORE, MORE_HEAT)
     for part in PARTS:
         tight = int(part * room)
-        to = clock.annealed(first, to, tight, tries)
+        to = clock.annealed(first, to, tight, min(TRIES, work // len(stops)), heat)
         if clock.run(tight, to).ms >= most_ms:
             break
         goes = ((at, before) for at, before in enumerate(to) if before != at)
@@ -90,7 +100,8 @@ def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves
     if not moves:
         return None
     calls, position = with_moved([*made.forward, *made.backward], moves)
-    turn = len(made.forward) + sum(to < len(made.forward) <= at for at, to in moves.items())
+    before = len(made.forward)
+    turn = before + sum((to < before) - (at < before) for at, to in moves.items())
     forward, backward = calls[:turn], calls[turn:]
     schedules = net._scheduled(forward, backward, made.passing)
     drawn = draft(net, schedules, made.kept)
@@ -98,12 +109,21 @@ def with_moves(net: Net, made: Made, rooms: tuple[int, int], times: Times, moves
     drawn = lingering(drawn, times, tight)
     if drawn.layout.nbytes > room:
         return None
-    remade, ms = moved(made.remade, position), reckon(drawn, times).ms
+    remade, ms = _with_crossing(moved(made.remade, position), forward), reckon(drawn, times).ms
     recipe = made.recipe._replace(moves=(tight, moves))
     return dataclasses.replace(
         made, forward=forward, backward=backward, remade=remade, bound=schedules, drawn=drawn, ms=ms, recipe=recipe,
         before=made,
     )  # fmt: skip
+
+
+def _with_crossing(remade: Sequence[Remade], forward: Sequence[Call]) -> list[Remade]:
+    """The same, with what forward fetches among that on which what is made anew relies, without what backward sends
+    away."""
+    fetched = {each.operand(0).memory: [at] for at, each in enumerate(forward) if each.op == "fetch"}
+    of_forward = [[at for at in each.makers if at < len(forward)] for each in remade]
+    both = zip(remade, of_forward, strict=True)
+    return [each._replace(makers=[*makers, *fetched.get(each.array.memory, ())]) for each, makers in both]
 
 
 def _bounds(made: Made) -> tuple[list[int], list[int]]:
@@ -116,9 +136,23 @@ def _bounds(made: Made) -> tuple[list[int], list[int]]:
     return [*starts, stops[-1]], [*stops]
 
 
-def _earliest(steps: Sequence[Unit], turn: int, across: bool) -> Mapping[int, int]:
-    """Of each step that fetches, the first before which it may: behind the last way out of that, and in its pass; or,
-    `across`, in forward, if it brings state, but for what a gradient adds to."""
+def _late(clock: Clock, room: int) -> list[int]:
+    """The steps of forward that copy out what it has used up by then, and for which its end would wait: they may be the
+    first of backward."""
+    copies = [(at, step.calls[-1]) for at, step in enumerate(clock.steps[: clock.turn]) if step.calls[-1].op in COPIES]
+    fetched = {each.attributes["home"] for _, each in copies if each.op == "fetch"}
+    used_up = {at for at, last in clock.leaving if at == last}
+    found = [at for at, each in copies if at in used_up and each.attributes["home"] not in fetched]
+    if not found:
+        return []
+    ends = clock.run(room).end
+    computed = max(np.delete(ends[: clock.turn], [at for at, _ in copies]), default=0.0)
+    return [at for at in found if ends[at] > computed]
+
+
+def _earliest(steps: Sequence[Unit], turn: int, across: bool, late: Sequence[int]) -> Mapping[int, int]:
+    """Of each step that fetches, the first before which it may: behind the last way out of that, which is the turn if
+    it is late, and in its pass; or, `across`, in forward, but for state that a gradient adds to."""
     result, sent = {}, dict[Any, int]()
     for at, step in enumerate(steps):
         each = step.calls[-1]
@@ -126,8 +160,8 @@ def _earliest(steps: Sequence[Unit], turn: int, across: bool) -> Mapping[int, in
             continue
         content = content_of(each) if copies_state(each) else each.attributes["home"]
         if each.op == "evict":
-            sent[content] = at + 1
+            sent[content] = turn if at in late else at + 1
         else:
-            crosses = across and copies_state(each) and not each.attributes["sums"]
+            crosses = across and not (copies_state(each) and each.attributes["sums"])
             result[at] = max(sent.get(content, 0), turn if at >= turn and not crosses else 0)
     return {at: first for at, first in result.items() if first < at}

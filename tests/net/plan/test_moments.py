@@ -15,6 +15,7 @@ from blobmem.net.plan import clockwork, moments, times
 from blobmem.net.plan.evict import Candidate
 from blobmem.net.plan.moments import Clock, ahead, lingering
 from blobmem.net.plan.movable import movable
+from blobmem.net.plan.sooner import HEAT
 from blobmem.net.plan.times import reckon
 from blobmem.ops.call import Call, call, overwrite, read, write
 
@@ -148,9 +149,9 @@ def test_what_comes_goes_where_all_takes_no_longer(drawn, data):
     if not first:
         return
     stays = np.arange(len(clock.steps))
-    to = clock.annealed(first, stays, room, 300)
+    to = clock.annealed(first, stays, room, 300, HEAT)
     assert all(to[at] == at if at not in first else first[at] <= to[at] <= at for at in stays)
-    assert np.array_equal(to, clock.annealed(first, stays, room, 300))
+    assert np.array_equal(to, clock.annealed(first, stays, room, 300, HEAT))
     before, after = clock.run(room), clock.run(room, to)
     assert sorted(after.order) == [*stays]
     slack = moments.SLACK * len(copies) * len(stays)
@@ -184,7 +185,7 @@ def test_updates_go_where_all_takes_no_longer(drawn, more):
     room, updates = needed(drawn) + more * SIZE, movable(drawn)
     clock = Clock(drawn, TOLD, updates)
     first = {at: clock.turn for each in updates for at in each.fetches}
-    before, to = clock.run(room), clock.annealed(first, np.arange(len(clock.steps)), room, 500)
+    before, to = clock.run(room), clock.annealed(first, np.arange(len(clock.steps)), room, 500, HEAT)
     ran = clock.run(room, to)
     slack = moments.SLACK * 2 * len(clock.steps)
     assert ran.ms <= before.ms * (1 + clockwork.HELD) + clockwork.SHORT * slack
@@ -208,7 +209,7 @@ def test_what_is_needed_late_comes_early_where_there_is_room():
     calls += [call("fetch", overwrite(b), home=2, ms=2.0), call("use", read(b), ms=1.0)]
     clock = Clock(draft_of(calls), TOLD)
     first = {4: 0, 6: 0}
-    found = {room: clock.annealed(first, np.arange(8), room * SIZE, 3000) for room in (3, 4, 5)}
+    found = {room: clock.annealed(first, np.arange(8), room * SIZE, 3000, HEAT) for room in (3, 4, 5)}
     ms = {room: clock.run(room * SIZE, to).ms for room, to in found.items()}
     assert clock.run(5 * SIZE).ms == 14 and ms[5] == 10
     assert (ms[4], ms[3]) == (11, 13), "one comes behind the wide one, or both"

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from plan_nets import DATA, assert_same, conv, iterate, loss, made
+from plan_nets import DATA, assert_same, conv, draft_of, iterate, loss, made
 
 from blobmem import Blob, SimulatedDevice
 from blobmem.memory.parked import Parked
-from blobmem.net.plan import levels, sooner, times
+from blobmem.net.plan import levels, moments, sooner, times
 from blobmem.net.plan.ways import Made
 from blobmem.net.schedule import Unit
 from blobmem.ops.call import call, overwrite, read
@@ -60,7 +60,7 @@ def copy(op, home, sums=False):
 
 
 def test_before_which_step_copies_may_come():
-    """Not before what they bring was sent, nor before their pass; but state that is not added to crosses the turn."""
+    """Not before what they bring was sent, nor before their pass; but what is not added to may cross the turn."""
     device = SimulatedDevice()
     state, sent, added = (Blob(8, device=device).data_view.memory for _ in range(3))
     parked = Parked(32, device, "array")
@@ -70,8 +70,57 @@ def test_before_which_step_copies_may_come():
                 copy("fetch", parked), copy("evict", state), make, copy("fetch", state)]  # fmt: skip
     steps = steps_of(forward, backward)
     behind = {7: 5, 8: 5, 9: 5, 10: 5, 13: 12}
-    assert sooner._earliest(steps, 5, False) == {1: 0, **behind}
-    assert sooner._earliest(steps, 5, True) == {1: 0, **behind, 7: 0, 8: 3, 13: 12}
+    assert sooner._earliest(steps, 5, False, []) == {1: 0, **behind}
+    assert sooner._earliest(steps, 5, True, []) == {1: 0, **behind, 7: 0, 8: 3, 10: 4, 13: 12}
+    assert sooner._earliest(steps, 5, True, [3])[10] == 5, "it leaves behind the turn"
+
+
+def test_what_forward_has_used_up_may_leave_in_backward(monkeypatch):
+    """Its end does not wait for it then; the bits are the same."""
+    sent = []
+
+    def late(net, made, most_ms=math.inf):
+        """The plan in which the last that leaves in forward does so in backward, with room for it as long."""
+        at = max((at for at, each in enumerate(made.forward) if each.op == "evict"), default=None)
+        if at is None:
+            return made
+        net._have(made)
+        net.device.capacity += 2048
+        room = sooner.room_of(net, made)
+        found = sooner.with_moves(net, made, (room, room), times.Times(net.device), {at: len(made.forward)})
+        sent.append(found is not None and found.backward[0].op == "evict")
+        return made if found is None else replace(found, ms=0.0)  # that is taken
+
+    monkeypatch.setattr(times, "LINK", 1e10)
+    monkeypatch.setattr(levels, "sooner", late)
+    monkeypatch.setattr(levels, "refined", lambda net, made: made)
+    need = None
+    for part in (None, 0.85, 0.75):
+        device = SimulatedDevice(None if part is None else int(part * need))
+        net = made(NET, device, "train", passes=())
+        found = [iterate(net) for _ in range(3)]
+        if part is None:
+            need, expected = device.statistics.peak_bytes, found
+            continue
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+        assert sent[-1] and net.compiled()[1].calls[0].op == "evict"
+
+
+def test_an_end_that_would_wait_for_what_leaves():
+    """What comes back in forward, or is used there once more, leaves in it."""
+    arrays = [Blob(1 << 20) for _ in range(4)]
+    homes = [Parked(4 << 20, SimulatedDevice(), "array") for _ in arrays]
+    out = [
+        call("evict", read(array), home=home, start=0, sums=False) for array, home in zip(arrays, homes, strict=True)
+    ]
+    back = [call("fetch", overwrite(Blob(1 << 20)), home=home, start=0, sums=False) for home in homes]
+    make = [call("fill", overwrite(array), value=1.0) for array in arrays]
+    again = call("relu_forward", read(arrays[2]), overwrite(Blob(1 << 20)), negative_slope=0.0)
+    forward = [*make, *out, back[1], again]
+    backward = [*(back[at] for at in (0, 2, 3)), call("fill", overwrite(Blob(1)), value=1.0)]
+    clock = moments.Clock(draft_of(forward, backward), times.Times(SimulatedDevice()))
+    assert sooner._late(clock, 1 << 30) == [4, 7]
 
 
 @pytest.fixture
@@ -81,13 +130,13 @@ def told(monkeypatch):
     asked, places = [], {}
 
     class Clock:
-        updates = ()
+        updates = leaving = ()
         steps, turn = steps_of([copy("fetch", Parked(32, SimulatedDevice(), "array"))] * 2), 2
 
         def __init__(self, drawn, times, updates):
             pass
 
-        def annealed(self, first, to, room, tries):
+        def annealed(self, first, to, room, tries, heat):
             asked.append((room, to.tolist(), tries))
             return np.minimum(to + 1, 1)[::-1].copy()
 
@@ -133,7 +182,7 @@ def test_the_best_is_looked_at_longer(told):
     places |= {100: 6.0, 90: 5.5}
     best = replace(plain, ms=5.8, before=plain, recipe=plain.recipe._replace(moves=(100, {1: 0})))
     assert sooner.refined(net, best) is best, "none is better"
-    assert asked[0] == (100, [0, 0], sooner.MORE // 2), "from where its copies come"
+    assert asked[0] == (100, [0, 0], sooner.TRIES), "from where its copies come"
     places[100] = 5.1
     assert sooner.refined(net, best).ms == 5.1
     assert sooner.refined(net, plain) is plain, "of which nothing has come sooner"
