@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
 from itertools import accumulate, chain
 
@@ -88,7 +88,8 @@ class AtOnce(Run):
         divider = Divider(self._count, never | apart | {*self._away}, {*whole}, of.turned, divided, "slice")
         forward, place = self._forward(divider)
         multiplied = [self._multiplied(results[memory], array) for memory, array in sums.items()]
-        rest = self._with_gradients([*back.after, *of.backward[back.stop :]])
+        rest, added = self._with_gradients([*back.after, *of.backward[back.stop :]])
+        never |= added
         remade = self._remade([], place, never)
         pieces = [*divider.pieces, *self._losses, *sums.values()]
         backward = [*of.backward[: back.start], *back.before, *multiplied, *rest]
@@ -218,15 +219,35 @@ class AtOnce(Run):
         number = dataclasses.replace(_gradient_of(self._loss), shape=(1,))
         return like(self._loss, call("multiply", read(array), number, dataclasses.replace(result, shape=array.shape)))
 
-    def _with_gradients(self, calls: Sequence[Call]) -> list[Call]:
+    def _with_gradients(self, calls: Sequence[Call]) -> tuple[list[Call], set[SyncedMemory]]:
         """The calls, each behind what makes the gradients that it is the first to use of those that slices have had
-        apart."""
-        result, later = list[Call](), dict(self._joining)
+        apart; and those gradients that are never whole, as they are added, slice by slice, to others alone."""
+        result, later, added = list[Call](), dict(self._joining), set[SyncedMemory]()
+        users = Counter(memory for each in calls for memory in {*memories([each])})
         for each in calls:
-            for memory in memories([each]):
-                result += later.pop(memory, ())
-            result.append(each)
-        return [*chain.from_iterable(later.values()), *result]
+            behind = list[Call]()
+            for memory in dict.fromkeys(memories([each])):
+                joining = later.pop(memory, [])
+                if joining and users[memory] == 1 and _adds(each, memory):
+                    behind += [_adding_to(each.operand(-1), one) for one in joining]
+                    each = each.over(tuple(one for one in each.operands if one is None or one.memory is not memory))
+                    added.add(memory)
+                else:
+                    result += joining
+            result += [each, *behind]
+        return [*chain.from_iterable(later.values()), *result], added
+
+
+def _adds(each: Call, memory: SyncedMemory) -> bool:
+    """Whether a call adds what is in a memory to others, in another one."""
+    return each.op == "sum_arrays" and len(each.operands) > 2 and each.operand(-1).memory is not memory
+
+
+def _adding_to(total: Operand, multiplied: Call) -> Call:
+    """A call that makes a slice of a gradient, adding it to that of a sum."""
+    x, number, part = (multiplied.operand(at) for at in range(3))
+    part = dataclasses.replace(total, intent=Intent.WRITE, shape=part.shape, part=part.part)
+    return multiplied.over((x, number, part), multiplied.attributes | {"accumulate": True})
 
 
 def _gradient_of(loss: Call) -> Operand:

@@ -68,6 +68,9 @@ SPLITS = 2
 PARTS = (2, 4, 8)
 """So many times fewer slices has the latter."""
 
+HARDLY = 1.001
+"""How many times as much a run may need that begins where less crosses."""
+
 IDLE = 2
 """So many numbers of slices that are little better than those before it are the last."""
 
@@ -87,6 +90,7 @@ class Divisions:
     def __init__(self, net: Net, room: int, good: float) -> None:
         self._net, self._room, self._good, self.best = net, room, good, math.inf
         self._ends = set[Runs]()  # those to the end that were tried
+        self._endings: dict[tuple[int, int], Division] = {}  # by where others begin, and in how many slices
         self._given = False  # whether divisions are, of which more is tried
 
     def ways(self, given: Sequence[Runs]) -> Iterator[Way]:
@@ -130,14 +134,33 @@ class Divisions:
     def _to_the_end(self, usual: Made, slicer: Slicer, runs: Sequence[Division]) -> Iterator[tuple[int, Sliced]]:
         """The calls in slices from where each of these runs begins to the end, with their gradients, and what they
         need: that may be less than the run itself does, as what they are given may leave."""
-        for run in dict.fromkeys(map(self._ending, runs)):
+        for run in dict.fromkeys(self._ending(usual, each) for each in runs):
             found = slicer.sliced([run])
             if found is not None:
                 yield _fullest(self._net, usual, found)[0], found
 
-    def _ending(self, run: Division) -> Division:
-        """As that begins, to the end, with gradients."""
-        return Division(run.first, len(self._net.layer_names) - 1, run.number, 0, True)
+    def _ending(self, usual: Made, run: Division) -> Division:
+        """As that begins, to the end, with gradients; or from a layer before it where less crosses, and would leave and
+        come back, if that needs hardly more."""
+        key, slicer = (run.first, run.number), _slicer(self._net, usual)
+        if key not in self._endings:
+            ending = Division(run.first, len(self._net.layer_names) - 1, run.number, 0, True)
+            earlier = slicer.earlier(run.first)
+            if earlier is not None:
+                both = ending, ending._replace(first=earlier)
+                least, need = (self._need(usual, slicer, each) for each in both)
+                ending = both[need <= HARDLY * least and need < math.inf]
+            self._endings[key] = ending
+        return self._endings[key]
+
+    def _need(self, usual: Made, slicer: Slicer, run: Division) -> float:
+        """What the calls need with that run in slices; infinite if they allow none."""
+        self._net._have(usual)
+        found = slicer.sliced([run])
+        if found is None:
+            return math.inf
+        way = _way_in_slices(self._net, usual, found, self._room, 0.0)
+        return lowest(way.found, way.load)
 
     def _ended(self, usual: Made, runs: Runs) -> Iterator[Way]:
         """The calls so divided to the end, if they were not before."""
@@ -147,9 +170,11 @@ class Divisions:
 
     def _both(self, usual: Made, runs: Runs) -> Iterator[Way]:
         """The calls so divided; first, once for each beginning of an only run, with slices to the end, each with its
-        gradients."""
+        gradients, from a layer before it, too, where that may be better."""
         if len(runs) == 1:
-            yield from self._ended(usual, (self._ending(runs[0]),))
+            ending = self._ending(usual, runs[0])
+            for first in dict.fromkeys((ending.first, runs[0].first)):
+                yield from self._ended(usual, (ending._replace(first=first),))
         yield from self._divided(usual, runs)
 
     def _divided(self, usual: Made, runs: Runs) -> Iterator[Way]:

@@ -68,6 +68,11 @@ class Slicer:
         around, most = self._around(last), self.crossing(last + 1) // 2
         return next((at for at in range(last + 1, around.stop) if self.crossing(at + 1) <= most), None)
 
+    def earlier(self, first: int) -> int | None:
+        """The nearest layer before that one with which a run may begin so that fewer bytes cross its beginning."""
+        around, most = self._around(first), self.crossing(first)
+        return next((at for at in reversed(range(around.start, first)) if self.crossing(at) < most), None)
+
     def counts(self, layer: int) -> list[int]:
         """The numbers of equal slices that the batch can be taken in there."""
         items = self._items(each for each in self._of.forward if each.layer == layer)

@@ -19,10 +19,11 @@ from blobmem.errors import OutOfDeviceMemory, SharedBlobError
 from blobmem.net import steps
 from blobmem.net.captured import Captured
 from blobmem.net.plan import at_once as at_once_slices
-from blobmem.net.plan import divisions, levels, slices
+from blobmem.net.plan import divisions, levels, slices, times
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.slices import Division
 from blobmem.net.plan.times import Times
+from blobmem.ops.call import memories
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
@@ -359,6 +360,75 @@ def test_solvers_train_the_same_where_gradients_are_made_with_the_loss(options):
         found.append([entry.blob.cpu_data().copy() for entry in solver.net.learnable])
         if limit:
             at_once(solver.net)
+    assert_close(*found)
+
+
+UP = "convolution_param { num_output: 8 kernel_size: 2 stride: 2 bias_term: false weight_filler { type: 'xavier' } }"
+LABELS = (
+    'layer { name: "label" type: "DummyData" top: "label" dummy_data_param { shape { dim: 4 dim: 16 dim: 16 } } }\n'
+)
+
+
+def levels_joined():
+    """Two levels, down and up, as a V-Net has them: what has most bytes is made of what has few, and of what was there
+    long before."""
+    text = DATA.replace("dim: 8 dim: 8", "dim: 16 dim: 16") + LABELS
+    text += conv("left", "data", outputs=8) + layer("TanH", "lefta", "left", "lefta")
+    bottom = "down"
+    text += layer("Pooling", "down", "lefta", "down", HALF)
+    for at in range(6):
+        text += conv(f"deep{at}", bottom, outputs=8) + layer("TanH", f"deep{at}a", f"deep{at}", f"deep{at}a")
+        bottom = f"deep{at}a"
+    text += layer("Deconvolution", "up", bottom, "up", UP) + layer("TanH", "upa", "up", "upa")
+    text += layer("Concat", "both", "lefta upa", "both") + conv("right", "both", outputs=16)
+    text += layer("TanH", "righta", "right", "righta") + conv("scores", "righta", outputs=2)
+    return text + layer("SoftmaxWithLoss", "loss", "scores label", "loss")
+
+
+def between(text, make=simulated, more=0):
+    """A limit half way from the least to what does without slices."""
+    return (least(text, make) + least(text, make, passes=())) // 2 + more
+
+
+def test_they_begin_where_less_crosses(make):
+    """And what was there long before adds its slices' gradients to those it has from elsewhere: they are never whole."""
+    text = levels_joined()
+    net = built(text, make(between(text, make)))
+    assert net.layer_names[only_run(net).first] == "up" and only_run(net).at_once
+    added = [each for each in net.compiled()[1].calls if each.op == "multiply" and each.attributes.get("accumulate")]
+    assert len(added) == only_run(net).number and len({each.operand(2).memory for each in added}) == 1
+    assert net.blobs["lefta_lefta_0_split_1"].diff_view.memory in net._sliced.absent
+    whole = made(text, make(None), "train")
+    for _ in range(2):
+        assert_close(iterate(net), iterate(whole))
+
+
+@pytest.mark.parametrize("link", [5e9, 1e9])
+def test_what_backward_wants_first_comes_back_in_forward(link, monkeypatch):
+    """Where a solver runs both, and forward has room for it in the end; by hand, too."""
+    monkeypatch.setattr(times, "LINK", link)
+    text, found = levels_joined(), []
+    for limit in (between(text, more=40_000), None):  # and what the solver keeps
+        solver = blobmem.get_solver(
+            f'base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 net_param {{ {text} }}', device=simulated(limit),
+            memory="train", seed=3,
+        )  # fmt: skip
+        net = solver.net
+        solver.step(3)
+        forward, backward = net.compiled()
+        net.forward()
+        net.clear_param_diffs()
+        solver.step(2)
+        found.append([entry.blob.cpu_data().copy() for entry in net.learnable])
+        if limit:
+            used = {*memories(backward.calls)}
+            assert any(each.op == "fetch" and each.operand(0).memory in used for each in forward.calls)
+            net.device.capacity += 1 << 20  # for gradients
+            net.clear_param_diffs()
+            net.forward()
+            net.forward(end="down")
+            with pytest.raises(SharedBlobError, match="run by themselves"):
+                net.backward()
     assert_close(*found)
 
 
