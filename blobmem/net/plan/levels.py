@@ -62,6 +62,9 @@ one with some of its state staying."""
 ABREAST = 2
 """How many plans with slices abreast are made."""
 
+REFINED, CLOSE = 4, 1.05
+"""How many plans that take no more than so many times as long as the best are looked at longer."""
+
 SPREADS = (0.9, 0.8)
 """How much of the room arrays may take where pieces of state come and go all the while: the first, or any where some of
 it stays."""
@@ -186,28 +189,40 @@ class _Search:
         self._some, self._most = _first(state, SOME), _first(state, MOST)
         self._all = self._levels[-1] if len(state) == len(candidates) else tuple(candidates)
         self._fastest: dict[int, Made] = {}  # by how much state they evict
+        self._found: list[Made] = []  # those that came near the best, when they were found
 
     def run(self) -> Made | OutOfDeviceMemory:
         """The best; of errors that which needs least."""
         net, good = self._net, self._good
         if self._slices and not self._exact and self._is_slow and not (self._is_found and self._many):
-            self._best = min(self._best, _in_less(net, good, self._best), key=_rank)
+            self._best = self._best_of([_in_less(net, good, self._best)])
         for sliced in (False, True) if self._slices else (False,):
             if self._may_be(sliced):
                 self._try_levels(sliced)
         if not self._exact and self._is_slow:
             ms = getattr(self._best, "ms", math.inf)
             near = [each for each in self._fastest.values() if each.ms <= NEARLY * ms]
-            self._best = min([self._best, *(_staying(net, each, good) for each in near)], key=self._rank)
+            self._best = self._best_of([_staying(net, each, good) for each in near])
             if isinstance(self._best, Made) and not self._many:
-                self._best = _split(net, self._best, good)
+                self._best = self._best_of([_split(net, self._best, good)])
         if self._slices and self._is_slow and not (self._is_found and (self._exact or self._many)):
             states = dict.fromkeys(((), *(self._levels if self._much else self._levels[1::2]), self._all))
-            self._best = min([self._best, *_abreast(net, self._made, [*states], good, self._best)], key=_rank)
+            self._best = self._best_of(_abreast(net, self._made, [*states], good, self._best))
         if isinstance(self._best, Made) and self._is_slow:
-            net.evict_state(self._best.state, self._best.spread)
-            self._best = refined(net, self._best)
+            self._refine(self._best)
         return self._best
+
+    def _best_of(self, found: Sequence[Made | OutOfDeviceMemory]) -> Made | OutOfDeviceMemory:
+        """The best of these and of what was found before."""
+        self._found += [each for each in found if isinstance(each, Made)]
+        return min([self._best, *found], key=self._rank)
+
+    def _refine(self, best: Made) -> None:
+        """Look longer at what is near the best, which then is one of these."""
+        near = {id(each): each for each in (best, *self._found) if each.ms <= CLOSE * best.ms}
+        for each in sorted(near.values(), key=self._rank)[:REFINED]:
+            self._net.evict_state(each.state, each.spread)
+            self._best = min(self._best, refined(self._net, each), key=self._rank)
 
     @property
     def _is_found(self) -> bool:
@@ -273,7 +288,7 @@ class _Search:
         found, before = _in_less(self._net, self._good, self._best if sliced else None, near), self._best
         if isinstance(found, Made) and found.ms < getattr(self._fastest.get(len(found.state)), "ms", math.inf):
             self._fastest[len(found.state)] = found
-        self._best = min(before, found, key=self._rank)
+        self._best = self._best_of([found])
         return self._best is not before
 
     def _rank(self, found: Made | OutOfDeviceMemory) -> tuple[bool, float, int]:
