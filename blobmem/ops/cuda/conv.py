@@ -42,7 +42,9 @@ from blobmem.ops.cuda.layout import (
     in_layout,
     to_channels_first,
     to_channels_last,
+    turned_weights,
     unfold,
+    weights_beside,
     weights_turn,
 )
 from blobmem.ops.cuda.neuron import relu_forward
@@ -101,7 +103,7 @@ def _sizes_to_normalize(w: Any) -> tuple[int, int]:
 
 def room_to_normalize(w: CudaArray, ws: CudaArray | None) -> tuple[CudaArray, CudaArray, CudaArray]:
     """Where ws begins an array like the weights and one for a bias, and the rest of ws."""
-    weights = _beside(w, ws)
+    weights = weights_beside(w, ws)
     assert ws is not None
     bias = ws.part(aligned(w.nbytes), (w.shape[0],), w.dtype)
     front = sum(_sizes_to_normalize(w))
@@ -244,23 +246,6 @@ def _forward_direction(b: Any, relu: bool = False, summed: bool = False) -> str:
     return "forward" if b is None else RELU if relu else "forward+bias"
 
 
-def _beside(w: CudaArray, ws: CudaArray | None) -> CudaArray:
-    """An array like the weights, where ws begins."""
-    if ws is None or ws.nbytes < w.nbytes:
-        held = 0 if ws is None else ws.nbytes
-        raise DeviceError(f"a convolution's weights need {w.nbytes} bytes of workspace but were given {held}")
-    return ws.part(0, w.shape, w.dtype)
-
-
-def _turned(w: CudaArray, ws: CudaArray | None, layout: str) -> tuple[CudaArray, int]:
-    """The weights as a plan for the layout wants them, and how many bytes of ws they take."""
-    if not weights_turn(w.shape, layout):
-        return w, 0
-    turned = _beside(w, ws)
-    to_channels_last(w, turned)
-    return turned, aligned(w.nbytes)
-
-
 def _run(plan: Plan, arrays: tuple[CudaArray, ...], ws: CudaArray | None, offset: int = 0) -> None:
     """Queue all parts of a plan with its workspace from `offset` on."""
     for part in range(plan.parts):
@@ -296,7 +281,7 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
         return
     plan = plan_of(within(key, room, x.device), x.device)
     if turned and (plan is None or isinstance(plan, Small)):
-        to_channels_first(w, w := _beside(w, ws))
+        to_channels_first(w, w := weights_beside(w, ws))
     if plan is None:
         direct_forward(x, w, b, y, **_keywords(window))
         after._replace(b=None).run(y, window[-1])
@@ -304,7 +289,7 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
     if isinstance(plan, Small):
         plan.forward(x, w, b, y, relu)
         return
-    w, offset = (w, 0) if turned else _turned(w, ws, window[-1])
+    w, offset = (w, 0) if turned else turned_weights(w, ws, window[-1])
     _run_forward(plan, x, w, y, ws, offset, window[-1], after)
 
 
@@ -356,7 +341,7 @@ def _backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: CudaArr
     if isinstance(plan, Small):
         plan.forward(dy, w, b, dx)
         return
-    w, offset = _turned(w, ws, window[-1])
+    w, offset = turned_weights(w, ws, window[-1])
     _run(plan, (dx, w, dy), ws, offset)
     if b is not None:
         add_bias(b, dx, window[-1])
@@ -385,7 +370,7 @@ def _backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, ws: CudaArray 
     elif isinstance(plan, Small):
         plan.weights(x, dy, dw, ws, accumulate)
     elif turns or accumulate or plan.parts > 1:
-        fresh = _beside(dw, ws)
+        fresh = weights_beside(dw, ws)
         for part in range(plan.parts):
             adds = accumulate or part > 0
             target = fresh if turns or adds else dw

@@ -16,7 +16,7 @@ from blobmem.devices.cuda.array import CudaArray
 from blobmem.dtypes import is_half
 from blobmem.ops.cuda import batch_norm
 from blobmem.ops.cuda.launch import THREADS, Kernels
-from blobmem.ops.cuda.layout import aligned, to_channels_last, weights_turn
+from blobmem.ops.cuda.layout import aligned, turned_weights, weights_turn
 from blobmem.ops.registry import ArraySpec
 
 _POINTWISE, _NEAR = Kernels("conv_pointwise"), Kernels("conv_near")
@@ -117,12 +117,8 @@ def _turned_bytes(w: Any, turned: bool) -> int:
 
 def _turned(w: CudaArray, turned: bool, ws: Any) -> tuple[CudaArray, Any]:
     """The weights with channels last, and the rest of ws."""
-    nbytes = _turned_bytes(w, turned)
-    if not nbytes:
-        return w, ws
-    result = ws.part(0, w.shape, w.dtype)
-    to_channels_last(w, result)
-    return result, ws.part(nbytes, (ws.nbytes - nbytes,), np.uint8)
+    result, taken = (w, 0) if turned else turned_weights(w, ws, "NHWC")
+    return result, ws.part(taken, (ws.nbytes - taken,), np.uint8) if taken else ws
 
 
 def _run(kernel: str, x: CudaArray, w: CudaArray, arrays: tuple[Any, ...], numbers: tuple[Any, ...], *, parts: int = 1,

@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.errors import DeviceError
 from blobmem.ops.cuda import strided
 from blobmem.ops.cuda.launch import Kernels
 
@@ -69,6 +70,23 @@ def _turn(x: CudaArray, y: CudaArray, shape: tuple[int, int, int]) -> None:
         _KERNELS.over(x.part(0, (0,), np.float32), "turn_bytes", x.size, x, y, x.size, *shape[1:])
     else:
         strided.transposed(x, y, shape, (0, 2, 1))
+
+
+def weights_beside(w: CudaArray, ws: CudaArray | None) -> CudaArray:
+    """An array like a convolution's weights, where ws begins. DeviceError if that is too small."""
+    if ws is None or ws.nbytes < w.nbytes:
+        held = 0 if ws is None else ws.nbytes
+        raise DeviceError(f"a convolution's weights need {w.nbytes} bytes of workspace but were given {held}")
+    return ws.part(0, w.shape, w.dtype)
+
+
+def turned_weights(w: CudaArray, ws: CudaArray | None, layout: str) -> tuple[CudaArray, int]:
+    """The weights as what runs in the layout wants them, and how many bytes of ws they take."""
+    if not weights_turn(w.shape, layout):
+        return w, 0
+    turned = weights_beside(w, ws)
+    to_channels_last(w, turned)
+    return turned, aligned(w.nbytes)
 
 
 def fold(x: CudaArray, y: CudaArray, square: Shape, pad: Shape, *, last: bool,
