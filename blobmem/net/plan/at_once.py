@@ -228,7 +228,7 @@ class AtOnce(Run):
             behind = list[Call]()
             for memory in dict.fromkeys(memories([each])):
                 joining = later.pop(memory, [])
-                if joining and users[memory] == 1 and _adds(each, memory):
+                if joining and memory in self._of.free and users[memory] == 1 and _adds(each, memory):
                     behind += [_adding_to(each.operand(-1), one) for one in joining]
                     each = each.over(tuple(one for one in each.operands if one is None or one.memory is not memory))
                     added.add(memory)
@@ -239,8 +239,9 @@ class AtOnce(Run):
 
 
 def _adds(each: Call, memory: SyncedMemory) -> bool:
-    """Whether a call adds what is in a memory to others, in another one."""
-    return each.op == "sum_arrays" and len(each.operands) > 2 and each.operand(-1).memory is not memory
+    """Whether a call adds what is in a memory, once, to others, in another one."""
+    found = [operand.memory is memory for operand in each.present()]
+    return each.op == "sum_arrays" and len(found) > 2 and sum(found) == 1 and not found[-1]
 
 
 def _adding_to(total: Operand, multiplied: Call) -> Call:

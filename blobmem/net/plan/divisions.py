@@ -154,12 +154,15 @@ class Divisions:
         return self._endings[key]
 
     def _need(self, usual: Made, slicer: Slicer, run: Division) -> float:
-        """What the calls need with that run in slices; infinite if they allow none."""
+        """What the calls need with that run in slices; infinite if they allow none, or it cannot be told."""
         self._net._have(usual)
         found = slicer.sliced([run])
         if found is None:
             return math.inf
-        way = _way_in_slices(self._net, usual, found, self._room, 0.0)
+        try:
+            way = _way_in_slices(self._net, usual, found, self._room, 0.0)
+        except OutOfDeviceMemory:  # convolutions of so many items have not been timed, and cannot be now
+            return math.inf
         return lowest(way.found, way.load)
 
     def _ended(self, usual: Made, runs: Runs) -> Iterator[Way]:

@@ -13,7 +13,7 @@ from late_streams import ORDERS, LateSimulated, launch_late
 from plan_nets import assert_same, conv, iterate, layer, loss, made, nets_at_random
 
 import blobmem
-from blobmem import SimulatedDevice
+from blobmem import Blob, SimulatedDevice
 from blobmem.devices.cuda.predicted import PredictedCuda
 from blobmem.errors import OutOfDeviceMemory, SharedBlobError
 from blobmem.net import steps
@@ -23,7 +23,7 @@ from blobmem.net.plan import divisions, levels, slices, times
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.slices import Division
 from blobmem.net.plan.times import Times
-from blobmem.ops.call import memories
+from blobmem.ops.call import call, memories, overwrite, read
 
 pytestmark = pytest.mark.usefixtures("few_plans")
 
@@ -403,10 +403,30 @@ def test_they_begin_where_less_crosses(make):
         assert_close(iterate(net), iterate(whole))
 
 
-@pytest.mark.parametrize("link", [5e9, 1e9])
-def test_what_backward_wants_first_comes_back_in_forward(link, monkeypatch):
+def test_what_is_added_slice_by_slice():
+    """Not what is added twice, nor what the sum lies in, nor an array by itself."""
+    x, y, z = (Blob(4) for _ in range(3))
+
+    def adds(blob, *operands):
+        return at_once_slices._adds(call("sum_arrays", *map(read, operands), overwrite(z)), blob.data_view.memory)
+
+    assert adds(x, x, y) and adds(y, x, y)
+    assert not adds(x, x, x) and not adds(z, x, y) and not adds(z, z, y) and not adds(x, x)
+
+
+@pytest.mark.parametrize("keep", [[], ["lefta_lefta_0_split_1"]])
+def test_who_keeps_a_gradient_that_slices_add_to_another_finds_it_whole(keep):
+    net = built(levels_joined(), SimulatedDevice(), keep=keep)
+    slicer = divisions._slicer(net, net._made(Less(), 1))
+    found = slicer.sliced([Division(net.layer_names.index("up"), len(net.layer_names) - 1, 4, 0, True)])
+    memory = net.blobs["lefta_lefta_0_split_1"].diff_view.memory
+    assert (memory in found.absent) == (not keep)
+    assert any(memory in each.written_memories() for each in found.backward) == bool(keep)
+
+
+def test_what_backward_wants_first_comes_back_in_forward(monkeypatch):
     """Where a solver runs both, and forward has room for it in the end; by hand, too."""
-    monkeypatch.setattr(times, "LINK", link)
+    monkeypatch.setattr(times, "LINK", 5e9)
     text, found = levels_joined(), []
     for limit in (between(text, more=40_000), None):  # and what the solver keeps
         solver = blobmem.get_solver(
