@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Container, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -188,8 +189,7 @@ class _Search:
         self._levels = [*dict.fromkeys(_first(state, part) for part in LEVELS)]
         self._some, self._most = _first(state, SOME), _first(state, MOST)
         self._all = self._levels[-1] if len(state) == len(candidates) else tuple(candidates)
-        self._fastest: dict[int, Made] = {}  # by how much state they evict
-        self._found: list[Made] = []  # those that came near the best, when they were found
+        self._found = {id(best): best} if isinstance(best, Made) else {}  # the best of each that was tried, if it fits
 
     def run(self) -> Made | OutOfDeviceMemory:
         """The best; of errors that which needs least."""
@@ -200,27 +200,31 @@ class _Search:
             if self._may_be(sliced):
                 self._try_levels(sliced)
         if not self._exact and self._is_slow:
-            ms = getattr(self._best, "ms", math.inf)
-            near = [each for each in self._fastest.values() if each.ms <= NEARLY * ms]
-            self._best = self._best_of([_staying(net, each, good) for each in near])
+            fastest = dict[int, Made]()  # by how much state they evict
+            for each in self._near(NEARLY):
+                fastest[len(each.state)] = min(fastest.get(len(each.state), each), each, key=attrgetter("ms"))
+            self._best = self._best_of([_staying(net, each, good) for each in fastest.values()])
             if isinstance(self._best, Made) and not self._many:
                 self._best = self._best_of([_split(net, self._best, good)])
         if self._slices and self._is_slow and not (self._is_found and (self._exact or self._many)):
             states = dict.fromkeys(((), *(self._levels if self._much else self._levels[1::2]), self._all))
             self._best = self._best_of(_abreast(net, self._made, [*states], good, self._best))
         if isinstance(self._best, Made) and self._is_slow:
-            self._refine(self._best)
+            self._refine()
         return self._best
 
     def _best_of(self, found: Sequence[Made | OutOfDeviceMemory]) -> Made | OutOfDeviceMemory:
         """The best of these and of what was found before."""
-        self._found += [each for each in found if isinstance(each, Made)]
+        self._found |= {id(each): each for each in found if isinstance(each, Made)}
         return min([self._best, *found], key=self._rank)
 
-    def _refine(self, best: Made) -> None:
+    def _near(self, times: float) -> list[Made]:
+        """Those that were found which take no more than so many times as long as the best."""
+        return [each for each in self._found.values() if each.ms <= times * getattr(self._best, "ms", math.inf)]
+
+    def _refine(self) -> None:
         """Look longer at what is near the best, which then is one of these."""
-        near = {id(each): each for each in (best, *self._found) if each.ms <= CLOSE * best.ms}
-        for each in sorted(near.values(), key=self._rank)[:REFINED]:
+        for each in sorted(self._near(CLOSE), key=self._rank)[:REFINED]:
             self._net.evict_state(each.state, each.spread)
             self._best = min(self._best, refined(self._net, each), key=self._rank)
 
@@ -286,8 +290,6 @@ class _Search:
         self._net.evict_state({each.memory: 0 for each in level}, SPREADS[0] if spread else 0.0)
         near = NEARLY * getattr(self._best, "ms", math.inf)
         found, before = _in_less(self._net, self._good, self._best if sliced else None, near), self._best
-        if isinstance(found, Made) and found.ms < getattr(self._fastest.get(len(found.state)), "ms", math.inf):
-            self._fastest[len(found.state)] = found
         self._best = self._best_of([found])
         return self._best is not before
 
