@@ -226,11 +226,11 @@ class AtOnce(Run):
         users = Counter(memory for each in calls for memory in {*memories([each])})
         for each in calls:
             behind = list[Call]()
-            for memory in dict.fromkeys(memories([each])):
+            for memory in memories([each]):
                 joining = later.pop(memory, [])
                 if joining and memory in self._of.free and users[memory] == 1 and _adds(each, memory):
                     behind += [_adding_to(each.operand(-1), one) for one in joining]
-                    each = each.over(tuple(one for one in each.operands if one is None or one.memory is not memory))
+                    each = each.over(tuple(one for one in each.present() if one.memory is not memory))
                     added.add(memory)
                 else:
                     result += joining

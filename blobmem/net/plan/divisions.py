@@ -142,8 +142,9 @@ class Divisions:
     def _ending(self, usual: Made, run: Division) -> Division:
         """As that begins, to the end, with gradients; or from a layer before it where less crosses, and would leave and
         come back, if that needs hardly more."""
-        key, slicer = (run.first, run.number), _slicer(self._net, usual)
+        key = run.first, run.number
         if key not in self._endings:
+            slicer = _slicer(self._net, usual)
             ending = Division(run.first, len(self._net.layer_names) - 1, run.number, 0, True)
             earlier = slicer.earlier(run.first)
             if earlier is not None:

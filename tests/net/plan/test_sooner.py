@@ -101,7 +101,8 @@ def test_what_forward_has_used_up_may_leave_in_backward(monkeypatch):
         found = [iterate(net) for _ in range(3)]
         if part is None:
             need, expected, whole = device.statistics.peak_bytes, found, made(NET, SimulatedDevice(), "keep")
-            [iterate(whole) for _ in range(3)]
+            for _ in range(3):
+                iterate(whole)
             continue
         for one, other in zip(found, expected, strict=True):
             assert_same(one, other)
