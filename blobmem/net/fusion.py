@@ -480,6 +480,16 @@ def _sum_behind(calls: Sequence[Call], at: int) -> Group | None:
     return Group(at + 2 + relu, call, _elsewhere(y, top))
 
 
+def _tile_behind(calls: Sequence[Call], at: int) -> Group | None:
+    """The same of what is repeated along the channels, which is read as it is."""
+    x, tiles = calls[at].operands
+    group = _sum_behind(calls, at + 1) if _is(calls, at + 1, "conv_forward") else None
+    if group is None or x is None or tiles is None or not _same(group.call.operand(3), tiles):
+        return None
+    a, b, bias, _, y = group.call.operands
+    return group._replace(call=group.call.over((a, b, bias, x, y)), skipped=(*group.skipped, tiles))
+
+
 def _norm_behind(calls: Sequence[Call], at: int) -> Group | None:
     """A convolution and a batch norm of its large top by given statistics, and what that takes upon itself: a Scale, a
     sum, a ReLU. In halves the shift is rounded to one, as the top would be."""
@@ -667,6 +677,7 @@ _MATCHES = {  # those first that write least
         _relu_behind,
     ),
     "inner_product_forward": (_relu_behind,),
+    "tile_forward": (_tile_behind,),
     "relu_backward": (normalize_backward, _sum_backward, _relu_bias_backward),
     "scale_backward_beta": (normalize_backward,),
     "scale_backward_gamma": (normalize_backward,),

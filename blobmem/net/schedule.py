@@ -41,6 +41,11 @@ class Unit(NamedTuple):
     travels: bool
     lane: int = 0
 
+    @property
+    def running(self) -> list[Call]:
+        """Those of the calls that may run: of a layer's, which no run parts, the one in their place alone."""
+        return self.calls[-1:] if len({each.layer for each in self.calls[:-1]}) == 1 else self.calls
+
 
 class Schedule:
     """Calls in the order in which they run, bound to a device.

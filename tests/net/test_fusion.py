@@ -16,8 +16,9 @@ from blobmem.net import fusion
 from blobmem.net.fusion import groups
 from blobmem.net.plan.again import Less
 from blobmem.net.plan.evict import lowest
+from blobmem.net.plan.places import draft
 from blobmem.net.plan.ways import again_in, taken_apart
-from blobmem.ops.call import call, overwrite, overwrite_diff, read, read_diff
+from blobmem.ops.call import call, memories, overwrite, overwrite_diff, read, read_diff
 from blobmem.ops.registry import table
 
 RECOMPUTE = importlib.import_module("blobmem.net.plan.recompute")  # the package has a function of that name
@@ -291,6 +292,21 @@ def test_what_nobody_reads_but_a_sum_is_not_there_and_says_so():
         net.internals[made_between].cpu_data()
 
 
+@needs_compiler
+def test_what_a_layer_makes_only_where_its_calls_run_one_by_one_has_no_bytes():
+    net = made(residual(), emulated(True), "train")
+    net.run_forward()
+    drawn = draft(net, net.compiled(), net.read_after())
+    between, elsewhere = set(), set()
+    for unit in (unit for units in drawn.units for unit in units):
+        ran, own = {*memories(unit.calls[-1:])}, {*memories(unit.calls)}
+        parted = len({each.layer for each in unit.calls}) > 1  # a run of one of the layers makes it
+        between |= set() if parted else own - ran
+        elsewhere |= own if parted else ran
+    assert between - elsewhere and drawn.lives.uses.keys().isdisjoint(between - elsewhere)
+    assert elsewhere <= {*drawn.lives.uses}
+
+
 def averaged(text):
     """The net with an average in place of a product, which has a workspace of its own."""
     pool = layer("Pooling", "g", "e", "g", "pooling_param { pool: AVE global_pooling: true }")
@@ -338,6 +354,35 @@ def test_what_is_convolved_is_written_where_others_read_it_too(monkeypatch, othe
     again = again_in(net, net._made(Less(), 1))
     found = groups(again.calls, again.ops, {each.memory for call in again.calls for each in call.present()})
     assert ("conv_batch_norm_given" in [each.call.op for each in found.values()]) == joined
+
+
+TILED = (
+    DATA + layer("Tile", "t2", "data", "t2", "tile_param { tiles: 2 }") + conv("c", "data")
+    + layer("Eltwise", "y", "t2 c", "y") + layer("Power", "z", "y", "z", "power_param { power: 2 }") + loss("z")
+)  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("how, joined", [("", True), ("float32", False), ("convolved", False)])
+def test_what_is_repeated_is_read_once_by_the_sum_behind_a_convolution(last, how, joined):
+    """In halves, and where nobody else reads it."""
+    text, dtype = TILED, "float32" if how == "float32" else "float16"
+    if how == "convolved":
+        text = text.replace('"c" type: "Convolution" bottom: "data"', '"c" type: "Convolution" bottom: "t2"')
+    kept, net = (made(text, emulated(last), memory, dtype=dtype) for memory in ("keep", "train"))
+    for each in (kept, net):
+        each.run_forward()
+        each.run_backward()
+    ran = [step.call.op for step in net.compiled()[0]._program()]
+    assert ("tile_forward" not in ran, "conv_sum_forward" in ran) == (joined, how != "float32")
+    for one, other in zip(net.learnable, kept.learnable, strict=True):
+        found, expected = (each.blob.cpu_diff().astype(np.float32) for each in (one, other))
+        close = 1e-2 if dtype == "float16" else 1e-6
+        np.testing.assert_allclose(found, expected, rtol=0, atol=close * np.abs(expected).max())
+    if joined:
+        with pytest.raises(SharedBlobError, match=r"keep=\['t2'\]"):
+            net.blobs["t2"].cpu_data()
 
 
 LATER = layer("Power", "later", "b", "z", "power_param { power: 2 }") + layer("Silence", "si", "z", "").replace(

@@ -23,7 +23,7 @@ from blobmem.net.plan.fitting import fits, fitting, forward_fitting, room_of, se
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.recipes import Kept
 from blobmem.net.plan.slices import Runs, times_as_many
-from blobmem.net.plan.sooner import refined, sooner
+from blobmem.net.plan.sooner import LESS_HEAT, MORE_HEAT, refined, sooner
 from blobmem.net.plan.state import is_torn, staying, whiles_of
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.ways import GOOD, MANY, Made, glance
@@ -223,10 +223,15 @@ class _Search:
         return [each for each in self._found.values() if each.ms <= times * getattr(self._best, "ms", math.inf)]
 
     def _refine(self) -> None:
-        """Look longer at what is near the best, which then is one of these."""
+        """Look longer at what is near the best, which then is one of these, and longer still at that."""
         for each in sorted(self._near(CLOSE), key=self._rank)[:REFINED]:
-            self._net.evict_state(each.state, each.spread)
-            self._best = min(self._best, refined(self._net, each), key=self._rank)
+            self._look_longer(each, MORE_HEAT)
+        if isinstance(self._best, Made):
+            self._look_longer(self._best, LESS_HEAT)
+
+    def _look_longer(self, made: Made, heat: float) -> None:
+        self._net.evict_state(made.state, made.spread)
+        self._best = min(self._best, refined(self._net, made, heat), key=self._rank)
 
     @property
     def _is_found(self) -> bool:

@@ -133,7 +133,7 @@ class Draft:
     def lasting(self, until: Sequence[int]) -> Draft:
         """The same, where what each step uses counts as used up to another one."""
         steps = [*chain.from_iterable(self.units)]
-        lives = lasting(self.lives.uses, [step.calls for step in steps], [step.scratch for step in steps], until)
+        lives = lasting(self.lives.uses, [step.running for step in steps], [step.scratch for step in steps], until)
         return dataclasses.replace(self, lives=lives)
 
     def places(self) -> Places:
@@ -158,7 +158,7 @@ def drafted(net: Net, units: list[list[Unit]], keep: Iterable[SyncedMemory]) -> 
     free = unseen(lying)
     pinned = {*keep, *(memory for memory in used if memory not in free)}
     pinned.update(memories(call for step in steps if step.travels for call in step.calls))
-    calls, scratch = [step.calls for step in steps], [step.scratch for step in steps]
+    calls, scratch = [step.running for step in steps], [step.scratch for step in steps]
     lives = lifetimes(calls, scratch, pinned)
     if any(step.lane for step in steps):
         lives = lasting(lives.uses, calls, scratch, kept_until(steps, lives))
@@ -217,6 +217,7 @@ class Plan:
             moved: dict[Hashable, SyncedMemory] = {}
             for memory in reversed(drawn.used):  # heirs, whose first use is later, are there when they are named
                 self._move(memory, lying.get(memory), places, heirs, moved)
+            self._leave_out(chain.from_iterable(units), lives)
             self._remade = {each.array.view.memory: each for each in remade}
             first = 0
             for schedule, own in zip(schedules, units, strict=True):
@@ -275,6 +276,15 @@ class Plan:
         life, _ = found[0]
         named = [moved[heirs[life.key]] if life.key in heirs else None for life, _ in found]
         self.tenants.append(_Tenant(memory, ranges, life.first, life.last, named))
+
+    def _leave_out(self, steps: Iterable[Unit], lives: Lifetimes) -> None:
+        """Arrays of calls in whose place another one runs, always, have no bytes."""
+        for at, step in enumerate(steps):
+            for memory in dict.fromkeys(memories(step.calls)):
+                if memory not in lives.uses and memory not in self.memories:
+                    self.memories.add(memory)
+                    self.miss([memory])
+                    self.tenants.append(_Tenant(memory, [], at, at, ()))
 
     def _room(self, place: tuple[Lifetime, int]) -> Slot:
         """Scratch of a step."""

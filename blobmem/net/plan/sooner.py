@@ -38,8 +38,8 @@ time, so that plans repeat."""
 TRIES = 500_000
 """Nor does it try more ways than so many."""
 
-HEAT, MORE_HEAT = 2e-4, 1e-3
-"""What part of a pass's time it may mostly take longer by what these try at first."""
+HEAT, MORE_HEAT, LESS_HEAT = 2e-4, 1e-3, 5e-4
+"""What part of a pass's time it may mostly take longer by what these try at first; the last from the best on again."""
 
 HOPE = 1.001
 """How many times as long as if nothing waited a plan has to take for copies that come sooner to be a help."""
@@ -52,14 +52,14 @@ def sooner(net: Net, made: Made, most_ms: float = math.inf) -> Made:
     return min(made, _annealed(net, made, None, min(most_ms, made.ms)) or made, key=attrgetter("ms"))
 
 
-def refined(net: Net, made: Made) -> Made:
+def refined(net: Net, made: Made, heat: float) -> Made:
     """The calls that `sooner` has found, with what comes sooner, and updates, looked for longer from there on."""
     if made.before is None or made.recipe.moves is None:
         return made
-    return min(made, _annealed(net, made.before, made.recipe.moves[1], made.ms) or made, key=attrgetter("ms"))
+    return min(made, _annealed(net, made.before, made.recipe.moves[1], made.ms, heat) or made, key=attrgetter("ms"))
 
 
-def _annealed(net: Net, made: Made, begun: Moves | None, most_ms: float) -> Made | None:
+def _annealed(net: Net, made: Made, begun: Moves | None, most_ms: float, heat: float = HEAT) -> Made | None:
     """The calls with what fetches, and updates, before where they are in these or elsewhere, in as much of the room as
     their arrays have places in; on from where that has `begun`, if it has, and longer. None if that takes no less than
     `most_ms`, or there are no places."""
@@ -78,7 +78,7 @@ def _annealed(net: Net, made: Made, begun: Moves | None, most_ms: float) -> Made
     for at, before in (begun or {}).items():
         if at in number:
             to[number[at]] = number[before]
-    work, heat = (WORK, HEAT) if begun is None else (MORE, MORE_HEAT)
+    work = WORK if begun is None else MORE
     for part in PARTS:
         tight = int(part * room)
         to = clock.annealed(first, to, tight, min(TRIES, work // len(stops)), heat)

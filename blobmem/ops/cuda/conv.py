@@ -75,10 +75,10 @@ def forward_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, _: ArraySpec,
     return _forward_bytes(_forward_direction(b), x, w, device, turned, room, _window(**given))
 
 
-def forward_sum_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: ArraySpec, _: ArraySpec, *, device: Any,
+def forward_sum_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: ArraySpec, y: ArraySpec, *, device: Any,
                       relu: bool, turned: bool = False, room: int | None = None, **given: Any) -> int:  # fmt: skip
     """Workspace of `forward` with a sum."""
-    return _forward_bytes(_forward_direction(b, relu, True), x, w, device, turned, room, _window(**given))
+    return _forward_bytes(_summed_direction(b, relu, other, y), x, w, device, turned, room, _window(**given))
 
 
 def normalized_bytes(x: ArraySpec, w: ArraySpec, b: ArraySpec | None, other: ArraySpec | None, y: ArraySpec,
@@ -204,7 +204,8 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
         return None
     stated = {name: attributes[name] for name in _WINDOW if name in attributes}
     if op in ("conv_forward", "conv_relu_forward", "conv_sum_forward"):
-        at, direction = (0, 1), _forward_direction(specs[2], bool(attributes.get("relu")), op == "conv_sum_forward")
+        other, y = specs[3:5] if op == "conv_sum_forward" else (None, None)
+        at, direction = (0, 1), _summed_direction(specs[2], bool(attributes.get("relu")), other, y)
     else:
         at, direction = ((2, 1), "data") if op == "conv_backward_data" else ((0, 2), "weights")
     w, window = specs[at[1]], _window(**stated)
@@ -246,6 +247,13 @@ def _forward_direction(b: Any, relu: bool = False, summed: bool = False) -> str:
     return "forward" if b is None else RELU if relu else "forward+bias"
 
 
+def _summed_direction(b: Any, relu: bool, other: Any, y: Any) -> str:
+    """The direction of a forward pass with a sum, if there is another array; tiles, of which plans know nothing, are
+    added behind it."""
+    tiled = other is not None and other.size < y.size
+    return _forward_direction(b, relu and not tiled, other is not None and not tiled)
+
+
 def _run(plan: Plan, arrays: tuple[CudaArray, ...], ws: CudaArray | None, offset: int = 0) -> None:
     """Queue all parts of a plan with its workspace from `offset` on."""
     for part in range(plan.parts):
@@ -262,12 +270,13 @@ def _run_part(plan: Plan, part: int, arrays: tuple[CudaArray, ...], ws: CudaArra
 def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: CudaArray | None, window: Window,
             relu: bool = False, turned: bool = False, other: CudaArray | None = None,
             room: int | None = None) -> None:  # fmt: skip
-    """`conv_forward`, plus `other` if there is one, and with `relu` max(0, .) of that."""
+    """`conv_forward`, plus `other` if there is one, or each of its tiles (`conv_direct.add_sum`), and with `relu`
+    max(0, .) of that."""
     if other is None and is_first(x, w, window, x.device):
         conv_first.forward(x, w, b, y, relu=relu, turned=turned)
         return
     seen, window, images = _turned_images(x, window)
-    after = _After(b, other, relu)
+    after = _After(b, other, relu, _summed_direction(b, relu, other, y))
     wide = _wide(after.direction, seen, w, window, x.device, room)
     if wide and wide.forward(x, w, y, ws, after, bool(images), turned, room):
         return
@@ -287,22 +296,27 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
         after._replace(b=None).run(y, window[-1])
         return
     if isinstance(plan, Small):
-        plan.forward(x, w, b, y, relu)
+        plan.forward(x, w, b, y, relu and not after.tiles)
+        if after.tiles:
+            after._replace(b=None).run(y, window[-1])
         return
     w, offset = (w, 0) if turned else turned_weights(w, ws, window[-1])
     _run_forward(plan, x, w, y, ws, offset, window[-1], after)
 
 
 class _After(NamedTuple):
-    """What is done to what a convolution makes: a bias and another array are added, and ReLU is taken."""
+    """What is done to what a convolution makes: a bias and another array, or its tiles, are added, and ReLU is taken;
+    and the direction of plans that do so, but for tiles."""
 
     b: CudaArray | None
     other: CudaArray | None
     relu: bool
+    direction: str
 
     @property
-    def direction(self) -> str:
-        return _forward_direction(self.b, self.relu, self.other is not None)
+    def tiles(self) -> bool:
+        """Whether tiles are added, behind any plan."""
+        return self.other is not None and SUM not in self.direction
 
     def run(self, y: CudaArray, layout: str) -> None:
         """Do it in one pass."""
@@ -321,8 +335,11 @@ def _run_forward(plan: Plan, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaA
         _run(plan, (x, w, y), ws, offset)
         after.run(y, layout)
         return
-    _run(plan, (x, w, y, *(each for each in after[:2] if each is not None)), ws, offset)
-    if after.relu and not plan.relu:
+    beside = after.b, None if after.tiles else after.other
+    _run(plan, (x, w, y, *(each for each in beside if each is not None)), ws, offset)
+    if after.tiles:
+        after._replace(b=None).run(y, layout)
+    elif after.relu and not plan.relu:
         relu_forward(y, y, slope=0.0)
 
 

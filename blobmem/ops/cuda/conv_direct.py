@@ -82,10 +82,15 @@ def add_bias(b: CudaArray, y: CudaArray, layout: str = "NCHW", relu: bool = Fals
 
 def add_sum(b: CudaArray | None, other: CudaArray, y: CudaArray, layout: str = "NCHW", relu: bool = False,
             most: int | None = None) -> None:  # fmt: skip
-    """y += other, and b per channel if there is one; with `relu` max(0, .) of that."""
+    """y += other, of its size, or for each of its tiles in y if it is (outer, inner) and y (outer, tiles, inner), and b
+    per channel if there is one; with `relu` max(0, .) of that."""
     n, channels = _elements(y, most), channels_first(y.shape, layout)[1]
     plane = 1 if layout == "NHWC" else math.prod(y.shape[2:])
-    _KERNELS.over(y, "add_sum", n, b, other, y, n, channels, plane, relu)
+    if other.size == y.size:
+        _KERNELS.over(y, "add_sum", n, b, other, y, n, channels, plane, relu)
+    else:
+        tiles = y.size // other.size
+        _KERNELS.over(y, "add_tiles", n, b, other, y, n, channels, plane, tiles, other.shape[1], relu)
 
 
 def add(x: CudaArray, y: CudaArray) -> None:

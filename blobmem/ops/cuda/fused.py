@@ -31,7 +31,8 @@ def conv_sum_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, other: Cud
                      ws: CudaArray | None = None, stride: conv.Shape, pad: conv.Shape, dilation: conv.Shape, group: int,
                      relu: bool, layout: str = "NCHW", turned: bool = False,
                      room: int | None = None) -> None:  # fmt: skip
-    """y = `conv_forward` plus other, which is of y's size, and with `relu` max(0, .) of that."""
+    """y = `conv_forward` plus other, which is of y's size or as `tile_forward` takes it, and with `relu` max(0, .) of
+    that."""
     window = stride, pad, dilation, group, layout
     conv.forward(x, w, b, y, ws, window, relu=relu, turned=turned, other=other, room=room)
 

@@ -184,11 +184,11 @@ def test_the_best_is_looked_at_longer(told):
     net, plain, asked, places = told
     places |= {100: 6.0, 90: 5.5}
     best = replace(plain, ms=5.8, before=plain, recipe=plain.recipe._replace(moves=(100, {1: 0})))
-    assert sooner.refined(net, best) is best, "none is better"
+    assert sooner.refined(net, best, 1e-3) is best, "none is better"
     assert asked[0] == (100, [0, 0], min(sooner.TRIES, sooner.MORE // 2)), "from where its copies come"
     places[100] = 5.1
-    assert sooner.refined(net, best).ms == 5.1
-    assert sooner.refined(net, plain) is plain, "of which nothing has come sooner"
+    assert sooner.refined(net, best, 1e-3).ms == 5.1
+    assert sooner.refined(net, plain, 1e-3) is plain, "of which nothing has come sooner"
 
 
 def test_a_plan_without_copies_is_as_it_was(told, monkeypatch):

@@ -123,6 +123,27 @@ def test_convolution_and_sum(cuda, make, rng, case, dtype, bias, relu):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=close * np.abs(expected).max())
 
 
+@dtypes
+@pytest.mark.parametrize("case", ["1x1", "2d", "groups", "3d"])
+@pytest.mark.parametrize("bias, relu", [(True, True), (False, False)])
+def test_convolution_and_sum_of_tiles(cuda, make, rng, case, dtype, bias, relu):
+    """Another array along the channels again and again."""
+    (x, w, b, y), window = make(case, dtype)
+    b, outputs = b if bias else None, len(b)
+    tiles = next(n for n in range(2, outputs + 1) if outputs % n == 0)
+    once = rng.normal(size=(len(y), outputs // tiles, *y.shape[2:])).astype(dtype)
+    expected = cuda.run("conv_forward", x, w, b, full(y), **window)[3] + np.concatenate([once] * tiles, axis=1)
+    expected = np.maximum(expected, 0) if relu else expected
+    runs = [(x, once.reshape(len(once), -1), full(y), "NCHW")]
+    if case in ORDERED:
+        runs += [(last(x), last(once).reshape(-1, once.shape[1]), last(full(y)), "NHWC")]
+    for mine, added, out, layout in runs:
+        got = cuda.run("conv_sum_forward", mine, w, b, added, out, relu=relu, layout=layout, **window)[4]
+        wanted = last(expected) if layout == "NHWC" else expected
+        close = 1e-4 if dtype == np.float32 else 1e-11
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=close * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("case", ["1d", "1x1", "2d", "groups", "3d"])
 @pytest.mark.parametrize(

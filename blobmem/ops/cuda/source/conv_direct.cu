@@ -225,6 +225,50 @@ extern "C" __global__ void add_sum(const D *b, const D *other, D *y, i64 n, i64 
   });
 }
 
+// Where in an array of (outer, inner) the elements are of one of (outer, tiles, inner), one behind the other.
+struct Tiled {
+  i64 at, left, row;  // elements that are left in this tile, and tiles in this row
+  i64 tiles, inner;
+  __device__ __forceinline__ Tiled(i64 i, i64 tiles, i64 inner) : tiles(tiles), inner(inner) {
+    i64 tile = quotient(i, inner), outer = quotient(tile, tiles);
+    left = inner - (i - tile * inner), row = tiles - (tile - outer * tiles);
+    at = outer * inner + inner - left;
+  }
+  __device__ __forceinline__ void next() {
+    at++;
+    if (--left) return;
+    left = inner;
+    if (--row)
+      at -= inner;
+    else
+      row = tiles;
+  }
+};
+
+// The same of W elements from the i-th on, with other (outer, inner) for each of its tiles in y.
+template <int W>
+__device__ __forceinline__ void add_tiles(const D *b, const D *other, D *y, i64 i, i64 channels, i64 plane, i64 tiles,
+                                          i64 inner, int relu) {
+  Tiled tiled(i, tiles, inner);
+  Channel channel(i, channels, plane);
+  Lot<W> lot = load<W>(y, i);
+#pragma unroll
+  for (int j = 0; j < W; j++) {
+    T v = lot.at[j] + (T)other[tiled.at];
+    if (b) v += (T)b[channel.c];
+    lot.at[j] = relu && v <= 0 ? (T)0 : v;
+    tiled.next(), channel.next();
+  }
+  store<W>(y, i, lot);
+}
+
+extern "C" __global__ void add_tiles(const D *b, const D *other, D *y, i64 n, i64 channels, i64 plane, i64 tiles,
+                                     i64 inner, int relu) {
+  i64 lots = aligned(y) ? n / LOT : 0;
+  FOR(k, lots) add_tiles<LOT>(b, other, y, k * LOT, channels, plane, tiles, inner, relu);
+  FOR(k, n - lots * LOT) add_tiles<1>(b, other, y, lots * LOT + k, channels, plane, tiles, inner, relu);
+}
+
 extern "C" __global__ void add(const D *x, D *y, i64 n) {
   map2(y, x, y, n, [](T a, T b) { return a + b; });
 }
