@@ -124,13 +124,14 @@ def test_convolution_and_sum(cuda, make, rng, case, dtype, bias, relu):
 
 
 @dtypes
-@pytest.mark.parametrize("case", ["1x1", "2d", "groups", "3d"])
+@pytest.mark.parametrize("case", ["1x1", "2d", "groups", "depthwise", "3d"])
 @pytest.mark.parametrize("bias, relu", [(True, True), (False, False)])
-def test_convolution_and_sum_of_tiles(cuda, make, rng, case, dtype, bias, relu):
-    """Another array along the channels again and again."""
+@pytest.mark.parametrize("single", [True, False])
+def test_convolution_and_sum_of_tiles(cuda, make, rng, case, dtype, bias, relu, single):
+    """Another array, of a single channel or of more, along the channels again and again."""
     (x, w, b, y), window = make(case, dtype)
     b, outputs = b if bias else None, len(b)
-    tiles = next(n for n in range(2, outputs + 1) if outputs % n == 0)
+    tiles = outputs if single else next(n for n in range(2, outputs + 1) if outputs % n == 0)
     once = rng.normal(size=(len(y), outputs // tiles, *y.shape[2:])).astype(dtype)
     expected = cuda.run("conv_forward", x, w, b, full(y), **window)[3] + np.concatenate([once] * tiles, axis=1)
     expected = np.maximum(expected, 0) if relu else expected

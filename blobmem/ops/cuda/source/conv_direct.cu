@@ -262,10 +262,30 @@ __device__ __forceinline__ void add_tiles(const D *b, const D *other, D *y, i64 
   store<W>(y, i, lot);
 }
 
+// The same of `lots` of elements where one number is repeated along all channels, which come last.
+__device__ __forceinline__ void add_repeated(const D *b, const D *other, D *y, i64 lots, i64 channels, int relu) {
+  i64 across = channels / LOT;
+  FOR(k, lots) {
+    i64 position = quotient(k, across);
+    T more = other[position];
+    Lot<LOT> lot = load<LOT>(y, k * LOT), bias = {};
+    if (b) bias = load<LOT>(b, (k - position * across) * LOT);
+#pragma unroll
+    for (int j = 0; j < LOT; j++) {
+      T v = lot.at[j] + more + bias.at[j];
+      lot.at[j] = relu && v <= 0 ? (T)0 : v;
+    }
+    store<LOT>(y, k * LOT, lot);
+  }
+}
+
 extern "C" __global__ void add_tiles(const D *b, const D *other, D *y, i64 n, i64 channels, i64 plane, i64 tiles,
                                      i64 inner, int relu) {
   i64 lots = aligned(y) ? n / LOT : 0;
-  FOR(k, lots) add_tiles<LOT>(b, other, y, k * LOT, channels, plane, tiles, inner, relu);
+  if (plane == 1 && tiles == channels && channels % LOT == 0 && aligned(b))
+    add_repeated(b, other, y, lots, channels, relu);
+  else
+    FOR(k, lots) add_tiles<LOT>(b, other, y, k * LOT, channels, plane, tiles, inner, relu);
   FOR(k, n - lots * LOT) add_tiles<1>(b, other, y, lots * LOT + k, channels, plane, tiles, inner, relu);
 }
 
