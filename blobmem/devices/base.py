@@ -94,13 +94,15 @@ class Captures:
     """The captures under way on what one or more devices queue their work on.
 
     Attributes:
-        count: how many; changed under `lock`.
-        waiting: what is to be called once there is none.
+        count: how many.
+        postponed: how many calls that may wait for a stream are under way: no capture begins meanwhile.
+        changed: held to change these; a finalizer may run while its thread holds it.
+        waiting: what is to be called once there is no capture.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count = 0
+        self.changed = threading.Condition()
+        self.count = self.postponed = 0
         self.waiting: deque[Callable[[], None]] = deque()
 
 
@@ -259,12 +261,14 @@ class Device(ABC):
     def capturing(self) -> Iterator[None]:
         """To be held during a capture: what `when_idle` is given waits, as it may wait for a stream."""
         captures = self._captures
-        with captures.lock:
+        with captures.changed:
             captures.count += 1
         try:
+            with captures.changed:
+                captures.changed.wait_for(lambda: not captures.postponed)
             yield
         finally:
-            with captures.lock:
+            with captures.changed:
                 captures.count -= 1
             with suppress(IndexError):  # another thread took it
                 for _ in range(len(captures.waiting)):  # which wait on if others still capture
@@ -289,20 +293,31 @@ class Device(ABC):
             self._run_postponed()
 
     def _run_postponed(self) -> None:
+        captures = self._captures
         while self._postponed:
-            if self._captures.count:
-                self._captures.waiting.append(self._run_when_free)
-                return
+            with captures.changed:
+                if captures.count:
+                    captures.waiting.append(self._run_when_free)
+                    return
+                captures.postponed += 1
             try:
-                call = self._postponed.popleft()
-            except IndexError:  # another thread took it
-                return
-            try:
-                with nullcontext() if self.faults is None else self.faults.left():
-                    call()
-            except DeviceError:
-                if not self.lost:  # else there is nothing to give back, and nobody to be told
-                    raise
+                self._run_next_postponed()
+            finally:
+                with captures.changed:
+                    captures.postponed -= 1
+                    captures.changed.notify_all()
+
+    def _run_next_postponed(self) -> None:
+        try:
+            call = self._postponed.popleft()
+        except IndexError:  # another thread took it
+            return
+        try:
+            with nullcontext() if self.faults is None else self.faults.left():
+                call()
+        except DeviceError:
+            if not self.lost:  # else there is nothing to give back, and nobody to be told
+                raise
 
 
 _NOTHING: AbstractContextManager[object] = nullcontext()

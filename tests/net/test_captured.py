@@ -1,5 +1,6 @@
 """Steps that run as one captured graph do what they do one by one."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -346,6 +347,34 @@ def test_what_is_given_back_meanwhile_waits_for_the_end_of_a_capture(make):
 
     device.capture(queue)
     assert done == ["queued", "given back", "given back"]
+
+
+@DEVICES
+def test_a_capture_waits_for_what_another_thread_is_giving_back(make):
+    device, done = make(), []
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def give_back():
+        begun.set()
+        goes_on.wait(10)
+        done.append("given back")
+
+    def capture():
+        with device.capturing():
+            done.append("captured")
+
+    threads = [threading.Thread(target=device.when_idle, args=(give_back,)), threading.Thread(target=capture)]
+    threads[0].start()
+    begun.wait(10)
+    threads[1].start()
+    while not device._captures.count:
+        threads[1].join(0.01)
+    device.when_idle(lambda: done.append("given back later"))  # meanwhile a capture is to begin
+    assert not done
+    goes_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert done == ["given back", "captured", "given back later"]
 
 
 @DEVICES
