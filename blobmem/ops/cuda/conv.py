@@ -30,6 +30,8 @@ from blobmem.ops.cuda.conv_direct import (
     direct_backward_data,
     direct_backward_weights,
     direct_forward,
+    few_outputs_forward,
+    has_few_outputs,
     take_channels_last,
 )
 from blobmem.ops.cuda.conv_plans import chosen, is_small, key_of, plan_ms, plan_of, room_of, within
@@ -112,7 +114,7 @@ def room_to_normalize(w: CudaArray, ws: CudaArray | None) -> tuple[CudaArray, Cu
 
 def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turned: bool, room: int | None,
                    window: Window) -> int:  # fmt: skip
-    if direction in _FIRST and is_first(x, w, window, device):
+    if direction in _FIRST and (is_first(x, w, window, device) or has_few_outputs(x, w, window)):
         return 0
     x, window, images = _turned_images(x, window)
     wide = _wide(direction, x, w, window, device, room)
@@ -209,7 +211,7 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
     else:
         at, direction = ((2, 1), "data") if op == "conv_backward_data" else ((0, 2), "weights")
     w, window = specs[at[1]], _window(**stated)
-    if is_first(specs[at[0]], w, window, device):
+    if is_first(specs[at[0]], w, window, device) or (direction in _FIRST and has_few_outputs(specs[at[0]], w, window)):
         return None
     x, window, _ = _turned_images(specs[at[0]], window)
     ways = () if direction == "data" else _ways(x, w, window, device)
@@ -272,11 +274,16 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
             room: int | None = None) -> None:  # fmt: skip
     """`conv_forward`, plus `other` if there is one, or each of its tiles (`conv_direct.add_sum`), and with `relu`
     max(0, .) of that."""
-    if other is None and is_first(x, w, window, x.device):
-        conv_first.forward(x, w, b, y, relu=relu, turned=turned)
-        return
+    first = is_first(x, w, window, x.device)
     seen, window, images = _turned_images(x, window)
     after = _After(b, other, relu, _summed_direction(b, relu, other, y))
+    if after.direction in _FIRST and (first or has_few_outputs(x, w, window)):
+        if first:
+            conv_first.forward(x, w, b, y, relu=relu and not after.tiles, turned=turned)
+        else:
+            few_outputs_forward(x, w, b, y, relu=relu and not after.tiles)
+        after.add_tiles(y, window[-1])
+        return
     wide = _wide(after.direction, seen, w, window, x.device, room)
     if wide and wide.forward(x, w, y, ws, after, bool(images), turned, room):
         return
@@ -297,8 +304,7 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
         return
     if isinstance(plan, Small):
         plan.forward(x, w, b, y, relu and not after.tiles)
-        if after.tiles:
-            after._replace(b=None).run(y, window[-1])
+        after.add_tiles(y, window[-1])
         return
     w, offset = (w, 0) if turned else turned_weights(w, ws, window[-1])
     _run_forward(plan, x, w, y, ws, offset, window[-1], after)
@@ -317,6 +323,11 @@ class _After(NamedTuple):
     def tiles(self) -> bool:
         """Whether tiles are added, behind any plan."""
         return self.other is not None and SUM not in self.direction
+
+    def add_tiles(self, y: CudaArray, layout: str) -> None:
+        """Do what is left where all but tiles was added, if there are any."""
+        if self.tiles:
+            self._replace(b=None).run(y, layout)
 
     def run(self, y: CudaArray, layout: str) -> None:
         """Do it in one pass."""
@@ -337,9 +348,8 @@ def _run_forward(plan: Plan, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaA
         return
     beside = after.b, None if after.tiles else after.other
     _run(plan, (x, w, y, *(each for each in beside if each is not None)), ws, offset)
-    if after.tiles:
-        after._replace(b=None).run(y, layout)
-    elif after.relu and not plan.relu:
+    after.add_tiles(y, layout)
+    if after.relu and not after.tiles and not plan.relu:
         relu_forward(y, y, slope=0.0)
 
 

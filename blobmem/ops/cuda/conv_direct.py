@@ -11,12 +11,16 @@ import math
 from typing import Any
 
 from blobmem.devices.cuda.array import CudaArray
+from blobmem.dtypes import is_half
 from blobmem.ops.cuda.launch import THREADS, Kernels
 from blobmem.ops.cuda.layout import channels_first
 
 Shape = tuple[int, ...]
 
 MOST_AXES = 6
+
+FEW = 4
+"""So many outputs are few."""
 
 _KERNELS = Kernels("conv_direct")
 _MOST_BLOCKS = 2**20
@@ -56,6 +60,23 @@ def direct_backward_data(dy: CudaArray, w: CudaArray, b: CudaArray | None, dx: C
     ending, geometry = _geometry(dx.shape, w.shape, dy.shape, **window)
     n = _elements(dx, most)
     _KERNELS.over(dx, "backward_data" + ending, n, dy, w, b, dx, n, *geometry, each=1)
+
+
+def has_few_outputs(x: Any, w: Any, window: tuple[Any, ...]) -> bool:
+    """Whether a convolution is a product by few rows of weights in halves, the channels last: so few that plans, which
+    would add others of zeros in a workspace, take longer than reading x does. Given are arrays, or their specs, and
+    stride, pad, dilation, group and layout."""
+    stride, pad, _, group, layout = window
+    (outputs, channels, *taps), packs = w.shape, 16 // w.dtype.itemsize
+    plain = {*taps, *stride, group} == {1} and not any(pad) and layout == "NHWC"
+    return plain and is_half(w.dtype) and outputs <= FEW and channels % packs == 0 and len(x.shape) > 2
+
+
+def few_outputs_forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, *, relu: bool = False) -> None:
+    """As `conv.conv_forward` where there are `has_few_outputs`; with `relu` max(0, .) of that."""
+    outputs, channels = w.shape[:2]
+    positions = y.size // outputs
+    _KERNELS.over(y, "few_outputs", positions, x, w, b, y, positions, channels, outputs, relu, each=1)
 
 
 def direct_backward_weights(x: CudaArray, dy: CudaArray, dw: CudaArray, *, accumulate: bool, most: int | None = None,

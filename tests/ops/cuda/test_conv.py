@@ -123,6 +123,22 @@ def test_convolution_and_sum(cuda, make, rng, case, dtype, bias, relu):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=close * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("channels", [8, 24])
+@pytest.mark.parametrize("outputs", [1, 2, 3, 4])
+@pytest.mark.parametrize("op, bias", [("conv_forward", True), ("conv_forward", False), ("conv_relu_forward", True)])
+def test_few_outputs_of_halves_take_no_workspace(cuda, rng, channels, outputs, op, bias):
+    x = rng.normal(size=(2, 3, 5, channels)).astype(np.float16)
+    w, b = (rng.normal(size=shape).astype(np.float16) for shape in ((outputs, channels, 1, 1), (outputs,)))
+    operands = x, w, b if bias else None, full(x[..., :outputs].copy())
+    window = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "group": 1, "layout": "NHWC"}
+    specs = [None if each is None else ArraySpec.of(each) for each in operands]
+    assert not table("cuda")[op].workspace_bytes(*specs, device=cuda.device, **window)
+    got = cuda.run(op, *operands, **window)[3]
+    expected = x.astype(np.float32) @ w.reshape(outputs, channels).T.astype(np.float32) + (b if bias else 0)
+    expected = np.maximum(expected, 0) if "relu" in op else expected
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+
+
 @dtypes
 @pytest.mark.parametrize("case", ["1x1", "2d", "groups", "depthwise", "3d"])
 @pytest.mark.parametrize("bias, relu", [(True, True), (False, False)])

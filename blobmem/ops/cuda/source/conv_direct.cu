@@ -208,6 +208,49 @@ extern "C" __global__ void backward_weights_6(const D *x, const D *dy, D *dw, i6
                       accumulate);
 }
 
+// y (positions, OUTS) = x (positions, channels) by the weights (OUTS, channels), plus b unless it is null, with ReLU if
+// wanted: W channels at a time, sums in one order.
+template <int OUTS, int W>
+__device__ __forceinline__ void few_outputs(const D *x, const D *w, const D *b, D *y, i64 n, i64 channels, int relu) {
+  FOR(i, n) {
+    T sums[OUTS] = {};
+    for (i64 c = 0; c < channels; c += W) {
+      Lot<W> of_x = load<W>(x, i * channels + c);
+#pragma unroll
+      for (int k = 0; k < OUTS; k++) {
+        Lot<W> of_w = load<W>(w, k * channels + c);
+#pragma unroll
+        for (int j = 0; j < W; j++) sums[k] += of_x.at[j] * of_w.at[j];
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < OUTS; k++) {
+      T v = b ? sums[k] + (T)b[k] : sums[k];
+      y[i * OUTS + k] = relu && v <= 0 ? (T)0 : v;
+    }
+  }
+}
+
+template <int OUTS>
+__device__ __forceinline__ void few_outputs(const D *x, const D *w, const D *b, D *y, i64 n, i64 channels, int relu) {
+  if (aligned(x) && aligned(w))
+    few_outputs<OUTS, LOT>(x, w, b, y, n, channels, relu);
+  else
+    few_outputs<OUTS, 1>(x, w, b, y, n, channels, relu);
+}
+
+extern "C" __global__ void few_outputs(const D *x, const D *w, const D *b, D *y, i64 n, i64 channels, int outs,
+                                       int relu) {
+  if (outs == 1)
+    few_outputs<1>(x, w, b, y, n, channels, relu);
+  else if (outs == 2)
+    few_outputs<2>(x, w, b, y, n, channels, relu);
+  else if (outs == 3)
+    few_outputs<3>(x, w, b, y, n, channels, relu);
+  else
+    few_outputs<4>(x, w, b, y, n, channels, relu);
+}
+
 // What a plan leaves to do: y += b per channel, with ReLU if wanted; dw += what the plan made.
 extern "C" __global__ void add_bias(const D *b, D *y, i64 n, i64 channels, i64 plane, int relu) {
   map1_channels(y, y, n, channels, plane, [=](i64 c, T v) {
