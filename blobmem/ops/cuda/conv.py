@@ -114,7 +114,7 @@ def room_to_normalize(w: CudaArray, ws: CudaArray | None) -> tuple[CudaArray, Cu
 
 def _forward_bytes(direction: str, x: ArraySpec, w: ArraySpec, device: Any, turned: bool, room: int | None,
                    window: Window) -> int:  # fmt: skip
-    if direction in _FIRST and (is_first(x, w, window, device) or has_few_outputs(x, w, window)):
+    if _is_without_plan(direction, x, w, window, device):
         return 0
     x, window, images = _turned_images(x, window)
     wide = _wide(direction, x, w, window, device, room)
@@ -154,6 +154,11 @@ _FIRST = frozenset({"forward", "forward+bias", RELU})
 def is_first(x: Any, w: Any, window: Window, device: Any) -> bool:
     """Whether kernels of our own take images as they are to channels last."""
     return window[-1] == TURNS and conv_first.fits(x, w, window, device)
+
+
+def _is_without_plan(direction: str, x: Any, w: Any, window: Window, device: Any) -> bool:
+    """Whether a forward pass is always one kernel of our own, which takes no workspace."""
+    return direction in _FIRST and (is_first(x, w, window, device) or has_few_outputs(x, w, window))
 
 
 def _most(device: Any, room: int | None) -> int | None:
@@ -211,9 +216,10 @@ def known_ms(op: str, specs: Sequence[Any], attributes: Mapping[str, Any], devic
     else:
         at, direction = ((2, 1), "data") if op == "conv_backward_data" else ((0, 2), "weights")
     w, window = specs[at[1]], _window(**stated)
-    if is_first(specs[at[0]], w, window, device) or (direction in _FIRST and has_few_outputs(specs[at[0]], w, window)):
+    x = specs[at[0]]
+    if is_first(x, w, window, device) or _is_without_plan(direction, x, w, window, device):
         return None
-    x, window, _ = _turned_images(specs[at[0]], window)
+    x, window, _ = _turned_images(x, window)
     ways = () if direction == "data" else _ways(x, w, window, device)
     runs: list[tuple[ArraySpec, ArraySpec, Window]] = [each[:3] for each in ways] or [(x, w, window)]
     room = attributes.get("room")
@@ -274,14 +280,13 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
             room: int | None = None) -> None:  # fmt: skip
     """`conv_forward`, plus `other` if there is one, or each of its tiles (`conv_direct.add_sum`), and with `relu`
     max(0, .) of that."""
-    first = is_first(x, w, window, x.device)
-    seen, window, images = _turned_images(x, window)
     after = _After(b, other, relu, _summed_direction(b, relu, other, y))
-    if after.direction in _FIRST and (first or has_few_outputs(x, w, window)):
-        if first:
-            conv_first.forward(x, w, b, y, relu=relu and not after.tiles, turned=turned)
+    given, (seen, window, images) = window, _turned_images(x, window)
+    if _is_without_plan(after.direction, x, w, given, x.device):
+        if is_first(x, w, given, x.device):
+            conv_first.forward(x, w, b, y, relu=after.relu_first, turned=turned)
         else:
-            few_outputs_forward(x, w, b, y, relu=relu and not after.tiles)
+            few_outputs_forward(x, w, b, y, relu=after.relu_first)
         after.add_tiles(y, window[-1])
         return
     wide = _wide(after.direction, seen, w, window, x.device, room)
@@ -303,7 +308,7 @@ def forward(x: CudaArray, w: CudaArray, b: CudaArray | None, y: CudaArray, ws: C
         after._replace(b=None).run(y, window[-1])
         return
     if isinstance(plan, Small):
-        plan.forward(x, w, b, y, relu and not after.tiles)
+        plan.forward(x, w, b, y, after.relu_first)
         after.add_tiles(y, window[-1])
         return
     w, offset = (w, 0) if turned else turned_weights(w, ws, window[-1])
@@ -323,6 +328,11 @@ class _After(NamedTuple):
     def tiles(self) -> bool:
         """Whether tiles are added, behind any plan."""
         return self.other is not None and SUM not in self.direction
+
+    @property
+    def relu_first(self) -> bool:
+        """Whether ReLU is taken with no tiles to be added before."""
+        return self.relu and not self.tiles
 
     def add_tiles(self, y: CudaArray, layout: str) -> None:
         """Do what is left where all but tiles was added, if there are any."""
@@ -349,7 +359,7 @@ def _run_forward(plan: Plan, x: CudaArray, w: CudaArray, y: CudaArray, ws: CudaA
     beside = after.b, None if after.tiles else after.other
     _run(plan, (x, w, y, *(each for each in beside if each is not None)), ws, offset)
     after.add_tiles(y, layout)
-    if after.relu and not after.tiles and not plan.relu:
+    if after.relu_first and not plan.relu:
         relu_forward(y, y, slope=0.0)
 
 

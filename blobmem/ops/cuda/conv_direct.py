@@ -1,4 +1,5 @@
-"""Convolutions by our own kernels: where cuDNN has no plan, and as a candidate where a group has a single channel.
+"""Convolutions by our own kernels: where cuDNN has no plan, to few outputs, and as a candidate where a group has a
+single channel.
 
 Operands and keywords as in `conv`; up to six spatial axes. With `most` only so many of the first elements of the result
 are computed. Deterministic, no workspace, the weights in the file's order

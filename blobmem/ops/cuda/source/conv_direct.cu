@@ -268,39 +268,20 @@ extern "C" __global__ void add_sum(const D *b, const D *other, D *y, i64 n, i64 
   });
 }
 
-// Where in an array of (outer, inner) the elements are of one of (outer, tiles, inner), one behind the other.
-struct Tiled {
-  i64 at, left, row;  // elements that are left in this tile, and tiles in this row
-  i64 tiles, inner;
-  __device__ __forceinline__ Tiled(i64 i, i64 tiles, i64 inner) : tiles(tiles), inner(inner) {
-    i64 tile = quotient(i, inner), outer = quotient(tile, tiles);
-    left = inner - (i - tile * inner), row = tiles - (tile - outer * tiles);
-    at = outer * inner + inner - left;
-  }
-  __device__ __forceinline__ void next() {
-    at++;
-    if (--left) return;
-    left = inner;
-    if (--row)
-      at -= inner;
-    else
-      row = tiles;
-  }
-};
-
-// The same of W elements from the i-th on, with other (outer, inner) for each of its tiles in y.
+// The same of W elements from the i-th on, with other (outer, inner) for each of its tiles in y (outer, tiles, inner).
 template <int W>
 __device__ __forceinline__ void add_tiles(const D *b, const D *other, D *y, i64 i, i64 channels, i64 plane, i64 tiles,
                                           i64 inner, int relu) {
-  Tiled tiled(i, tiles, inner);
-  Channel channel(i, channels, plane);
+  Channel channel(i, channels, plane), tile(i, tiles, inner);
+  i64 outer = quotient(i, tiles * inner);
   Lot<W> lot = load<W>(y, i);
 #pragma unroll
   for (int j = 0; j < W; j++) {
-    T v = lot.at[j] + (T)other[tiled.at];
+    T v = lot.at[j] + (T)other[(outer + 1) * inner - tile.left];
     if (b) v += (T)b[channel.c];
     lot.at[j] = relu && v <= 0 ? (T)0 : v;
-    tiled.next(), channel.next();
+    channel.next(), tile.next();
+    if (tile.c == 0 && tile.left == inner) outer++;
   }
   store<W>(y, i, lot);
 }
