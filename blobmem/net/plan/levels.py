@@ -23,7 +23,7 @@ from blobmem.net.plan.fitting import fits, fitting, forward_fitting, room_of, se
 from blobmem.net.plan.places import draft
 from blobmem.net.plan.recipes import Kept
 from blobmem.net.plan.slices import Runs, times_as_many
-from blobmem.net.plan.sooner import LESS_HEAT, MORE_HEAT, refined, sooner
+from blobmem.net.plan.sooner import refined, sooner
 from blobmem.net.plan.state import is_torn, staying, whiles_of
 from blobmem.net.plan.times import COPIES, Times, reckon
 from blobmem.net.plan.ways import GOOD, MANY, Made, glance
@@ -65,6 +65,9 @@ ABREAST = 2
 
 REFINED, CLOSE = 4, 1.05
 """How many plans that take no more than so many times as long as the best are looked at longer."""
+
+WARM, COOLER = 1e-3, 5e-4
+"""The heat of that (`sooner.refined`), and of a look from the best of these on."""
 
 SPREADS = (0.9, 0.8)
 """How much of the room arrays may take where pieces of state come and go all the while: the first, or any where some of
@@ -225,11 +228,12 @@ class _Search:
     def _refine(self) -> None:
         """Look longer at what is near the best, which then is one of these, and longer still at that."""
         for each in sorted(self._near(CLOSE), key=self._rank)[:REFINED]:
-            self._look_longer(each, MORE_HEAT)
-        if isinstance(self._best, Made):
-            self._look_longer(self._best, LESS_HEAT)
+            self._look_longer(each, WARM)
+        assert isinstance(self._best, Made)  # as before
+        self._look_longer(self._best, COOLER)
 
     def _look_longer(self, made: Made, heat: float) -> None:
+        """Look longer from one of these on, which is the best if that makes it so."""
         self._net.evict_state(made.state, made.spread)
         self._best = min(self._best, refined(self._net, made, heat), key=self._rank)
 

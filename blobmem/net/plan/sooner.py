@@ -38,8 +38,8 @@ time, so that plans repeat."""
 TRIES = 500_000
 """Nor does it try more ways than so many."""
 
-HEAT, MORE_HEAT, LESS_HEAT = 2e-4, 1e-3, 5e-4
-"""What part of a pass's time it may mostly take longer by what these try at first; the last from the best on again."""
+HEAT = 2e-4
+"""What part of a pass's time it may mostly take longer by what the first of these tries at first."""
 
 HOPE = 1.001
 """How many times as long as if nothing waited a plan has to take for copies that come sooner to be a help."""
@@ -53,7 +53,8 @@ def sooner(net: Net, made: Made, most_ms: float = math.inf) -> Made:
 
 
 def refined(net: Net, made: Made, heat: float) -> Made:
-    """The calls that `sooner` has found, with what comes sooner, and updates, looked for longer from there on."""
+    """The calls that `sooner` has found, with what comes sooner, and updates, looked for longer from there on; such a
+    part of the time is in place of `HEAT`."""
     if made.before is None or made.recipe.moves is None:
         return made
     return min(made, _annealed(net, made.before, made.recipe.moves[1], made.ms, heat) or made, key=attrgetter("ms"))
